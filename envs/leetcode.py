@@ -1,0 +1,118 @@
+"""Code generation on LeetCodeDataset rows (newfacade/LeetCodeDataset, v0.2.0 and v0.3.x) or on the starter problems.
+
+One turn: the row's `query` is the prompt, the reply is scored by `rewards.code` with seven components.
+"""
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from envs import Score, Task
+from rewards import code
+
+STARTER = Path(__file__).parent.parent / "data"
+NEEDED = ("task_id", "prompt", "completion", "entry_point", "test", "query")  # what both schemas share and we use
+
+
+class Episode:
+    """A single reply."""
+
+    def __init__(self, task: Task):
+        self.task, self.reply = task, ""
+
+    def step(self, reply: str) -> list[dict[str, str]]:
+        self.reply = reply
+        return []
+
+
+class LeetCode:
+    reward_names = code.NAMES
+    reward_weights = tuple(code.WEIGHTS[name] for name in code.NAMES)
+
+    def __init__(self, data: str = "starter", timeout: float = 5.0, memory_mb: int = 1024, workers: int = 0,
+                 sandbox: str = "auto"):
+        """data: "starter"; a .jsonl, .jsonl.gz or .parquet file, where "{split}" stands for the split's name, looked for
+        as given and then under $CORRGRPO_DATA; or a data set name on the Hugging Face hub. timeout: seconds a program may
+        run. workers: programs side by side, 0 for one a core. sandbox: "strict" refuses to run without every layer."""
+        self.data = data
+        self.limits = {"timeout": timeout, "memory_mb": memory_mb, "workers": workers or None, "mode": sandbox}
+
+    def tasks(self, split: str) -> list[Task]:
+        return [Task(row["task_id"], [{"role": "user", "content": row["query"]}], data=row)
+                for row in load_rows(self.data, split)]
+
+    def start(self, task: Task) -> Episode:
+        return Episode(task)
+
+    def score(self, episodes: list[Episode]) -> list[Score]:
+        results = code.score([e.reply for e in episodes], [e.task.data for e in episodes], **self.limits)
+        return [Score({name: r[name] for name in code.NAMES},
+                      {"status": r["status"], "cpu_seconds": r["cpu_seconds"]}, r["error"]) for r in results]
+
+
+def load_rows(data: str, split: str) -> list[dict[str, Any]]:
+    """The rows of a split in LeetCodeDataset's schema. Raises ValueError that names the file and the line."""
+    name = str(STARTER / "starter-{split}.jsonl") if data == "starter" else data
+    path = find_file(name.replace("{split}", split))
+    if path is None:
+        if name.count("/") == 1 and not name.endswith((".jsonl", ".gz", ".parquet")):
+            return _checked(_from_hub(name, split), name)
+        raise ValueError(f"env.data = {data!r}: there is no file {name.replace('{split}', split)!r}, neither here nor under "
+                         f"$CORRGRPO_DATA ({os.environ.get('CORRGRPO_DATA', 'not set')})")
+    return _checked(_from_file(path), str(path))
+
+
+def find_file(name: str) -> Path | None:
+    """A data file as named, or under $CORRGRPO_DATA."""
+    places = [Path(name).expanduser(), Path(os.environ.get("CORRGRPO_DATA") or ".") / name]
+    return next((p for p in places if p.is_file()), None)
+
+
+def _from_file(path: Path):
+    if path.suffix == ".parquet":
+        try:
+            import pyarrow.parquet
+        except ImportError:
+            raise ValueError(f"{path} is a parquet file: pip install pyarrow") from None
+        try:
+            yield from enumerate(pyarrow.parquet.read_table(path).to_pylist(), 1)
+        except pyarrow.ArrowException as e:
+            raise ValueError(f"{path} is not a readable parquet file: {e}") from None
+        return
+    line = 0
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as f:
+            for line, text in enumerate(f, 1):
+                if text.strip():
+                    yield line, json.loads(text)
+    except (OSError, EOFError, ValueError) as e:
+        raise ValueError(f"{path}, line {max(line, 1)}: unreadable ({e})") from None
+
+
+def _from_hub(name: str, split: str):
+    try:
+        import datasets
+    except ImportError:
+        raise ValueError(f"env.data = {name!r} is no file here; to fetch it as a data set: pip install datasets") from None
+    try:
+        yield from enumerate(datasets.load_dataset(name, split=split), 1)
+    except Exception as e:  # the hub's client raises many kinds, all meaning "not to be had"
+        raise ValueError(f"env.data = {name!r} is no file here and could not be fetched from the Hugging Face hub: "
+                         f"{type(e).__name__}: {e}") from None
+
+
+def _checked(rows, source: str) -> list[dict[str, Any]]:
+    out = []
+    for line, row in rows:
+        if not isinstance(row, dict):
+            raise ValueError(f"{source}, row {line}: expected an object with {', '.join(NEEDED)}, got {str(row)[:60]!r}")
+        wrong = [key for key in NEEDED if not isinstance(row.get(key), str)]
+        if wrong:
+            raise ValueError(f"{source}, row {line} ({row.get('task_id')}): {wrong[0]!r} is missing or no string; a row "
+                             f"needs {', '.join(NEEDED)}")
+        out.append(row)
+    if not out:
+        raise ValueError(f"{source} holds no rows")
+    return out

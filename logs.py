@@ -1,0 +1,109 @@
+"""What a run leaves on disk: metrics.jsonl, TensorBoard events, rollouts, plots/dynamics.png. Files that are rewritten are
+written beside their place and renamed."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from rollout import Rollout
+
+
+class RunFolder:
+    """runs/NAME. On resume, what lies after the checkpoint's step is dropped, since it will happen again."""
+
+    def __init__(self, folder: Path, config: dict, smoothing: float, step: int = 0):
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.folder, self.smoothing = folder, smoothing
+        (folder / "rollouts").mkdir(parents=True, exist_ok=True)
+        replace(folder / "config.toml", tomli_w.dumps(config))
+        for name in ("metrics.jsonl", "eval.jsonl"):
+            rows = [row for row in read_jsonl(folder / name) if row["step"] <= step]
+            replace(folder / name, "".join(json.dumps(row) + "\n" for row in rows))
+        for file in (folder / "rollouts").glob("step-*.jsonl"):
+            if int(file.stem.split("-")[1]) > step:
+                file.unlink()
+        self.board = SummaryWriter(folder / "tensorboard", purge_step=step + 1 if step else None)
+
+    def metrics(self, row: dict[str, Any], name: str = "metrics.jsonl") -> None:
+        with open(self.folder / name, "a") as f:
+            f.write(json.dumps(row) + "\n")
+        for key, value in row.items():
+            if key != "step" and isinstance(value, int | float):
+                self.board.add_scalar(key if name == "metrics.jsonl" else f"eval/{key}", value, row["step"])
+        self.board.flush()
+
+    def rollouts(self, step: int, rollouts: list[Rollout]) -> None:
+        replace(self.folder / "rollouts" / f"step-{step:06d}.jsonl", "".join(json.dumps({
+            "step": step, "group": r.group, "task": r.task.id, "prompt": r.task.messages, "replies": r.replies,
+            "tokens": sum(r.trained), "finish_reason": r.finish_reason, "advantage": r.advantage, "live": r.live,
+            "rewards": r.score.rewards if r.score else None, "metrics": r.score.metrics if r.score else None,
+            "error": r.error}, ensure_ascii=False, default=str) + "\n" for r in rollouts))
+
+    def plot(self, reward_names: list[str]) -> None:
+        plot_dynamics(read_jsonl(self.folder / "metrics.jsonl"), reward_names, self.smoothing,
+                      self.folder / "plots" / "dynamics.png")
+
+
+def read_jsonl(file: Path) -> list[dict]:
+    """The rows of a jsonl file, [] if there is none; a last line cut off by a kill is dropped."""
+    rows = []
+    for line in file.read_text().splitlines() if file.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+def replace(file: Path, text: str) -> None:
+    """Write beside, then rename: a kill leaves the old file or the new one."""
+    part = file.with_name(f"{file.name}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, file)
+
+
+def plot_dynamics(rows: list[dict], reward_names: list[str], smoothing: float, file: Path) -> None:
+    """Six panels over steps: total reward, components, advantage, denominators, response length, correlations. Thin lines
+    are the values, thick ones a running mean with weight `smoothing` on the past, corrected for its start."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(15, 8), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(2, 3).flat
+
+    def curves(title: str, keys: dict[str, str]) -> None:
+        axes = next(panels)
+        axes.set(title=title, xlabel="step")
+        for i, (key, label) in enumerate(keys.items()):
+            points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+            if not points:
+                continue
+            mean, norm, smooth = 0.0, 0.0, []
+            for _, y in points:
+                mean, norm = smoothing * mean + (1 - smoothing) * y, smoothing * norm + (1 - smoothing)
+                smooth.append(mean / norm)
+            steps, values = zip(*points)
+            color = f"C{i % 10}"
+            axes.plot(steps, values, color=color, alpha=0.25, linewidth=0.8)
+            axes.plot(steps, smooth, color=color, linewidth=1.8, label=label, linestyle="-" if i < 10 else "--")
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend(fontsize=7, ncols=1 + len(keys) // 12)
+
+    pairs = [(a, b) for i, a in enumerate(reward_names) for b in reward_names[i + 1 :]]
+    curves("total reward (weighted)", {"reward/total": "mean total"})
+    curves("components (before weights)", {f"reward/{name}": name for name in reward_names})
+    curves("advantage", {"advantage/abs_mean": "mean |A|", "groups/live": "live groups (share)"})
+    curves("what the centred reward is divided by", {"denominator/corrgrpo": "CorrGRPO: root of summed correlations",
+                                                     "denominator/grpo": "GRPO: deviation of the total"})
+    curves("response length (tokens)", {"response/length": "mean"})
+    curves("correlation of components (mean over groups)", {f"correlation/{a}/{b}": f"{a}, {b}" for a, b in pairs})
+    file.parent.mkdir(exist_ok=True)
+    part = file.with_name(f"{file.name}.part")
+    figure.savefig(part, format="png", dpi=110)
+    os.replace(part, file)

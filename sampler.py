@@ -1,0 +1,179 @@
+"""Token-in, token-out generation with the transformers engine.
+
+`generate` takes prompts as token ids and returns the sampled ids untouched, with the log-probability of each under the
+distribution it was drawn from. Nothing is ever decoded and tokenised again. Masks come from lengths, never from token
+values, so that a model whose padding token is its end token still learns to stop.
+
+What makes it quick: a prompt is computed once for its n samples, finished rows leave the batch, keys and values grow in
+place, query heads that share a key head go through one attention call, and weights are bfloat16 where the processor
+multiplies them natively.
+"""
+
+import copy
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+import policy
+
+
+@dataclass
+class Sample:
+    ids: list[int]              # sampled tokens, the end token included where one was drawn
+    log_probs: list[float]      # of each, under the distribution sampled from (at 0: temperature 1)
+    finish_reason: str          # "stop": an end token was drawn; "length": max_new_tokens ran out
+
+
+def bf16_pays(device: torch.device) -> bool:
+    """Whether bfloat16 matrix products are native here. Decided by what the hardware says, not by timing it, so that the
+    same machine always gives the same run. On CPUs without such instructions float32 is faster."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+class TransformersSampler:
+    """generate(prompts, n, ...) -> [len(prompts)][n] samples; sync(model): from here on samples come from these weights.
+
+    dtype: float32 samples from the training model itself; another dtype keeps a copy that `sync` refreshes.
+    """
+
+    def __init__(self, model: PreTrainedModel, eos_ids: set[int], dtype: torch.dtype, batch_size: int):
+        self.model, self.eos_ids, self.batch_size = model, eos_ids, batch_size
+        if dtype != torch.float32:
+            self.model = copy.deepcopy(model)
+            for p in self.model.parameters():   # parameters only: rotary frequencies stay float32
+                p.requires_grad_(False).data = p.data.to(dtype)
+            self.model.set_attn_implementation("folded")
+
+    @torch.no_grad()
+    def sync(self, model: PreTrainedModel) -> None:
+        if self.model is not model:
+            for ours, theirs in zip(self.model.parameters(), model.parameters(), strict=True):
+                ours.copy_(theirs)
+
+    def generate(self, prompts: list[list[int]], n: int, *, max_new_tokens: int, temperature: float,
+                 seeds: list[int], progress: Callable[[int], object] = lambda done: None) -> list[list[Sample]]:
+        """seeds: one a prompt. Sample j of a prompt draws from a stream of its own, (seed, j), so what a prompt gets does
+        not hang on who shares its batch. temperature 0 is greedy. progress: told how many samples were finished."""
+        samples: list[list[Sample]] = [[] for _ in prompts]
+        per_batch = max(1, self.batch_size // n)
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))  # neighbours of like length: little padding
+        for start in range(0, len(order), per_batch):
+            part = order[start : start + per_batch]
+            uniform = torch.stack([
+                torch.rand(max_new_tokens, generator=torch.Generator().manual_seed(stream(seeds[i], j)))
+                for i in part for j in range(n)])
+            rows = self._batch([prompts[i] for i in part], n, temperature, uniform, progress)
+            for k, i in enumerate(part):
+                samples[i] = rows[k * n : (k + 1) * n]
+        return samples
+
+    @torch.inference_mode()
+    def _batch(self, prompts: list[list[int]], n: int, temperature: float, uniform: Tensor, progress) -> list[Sample]:
+        """uniform: [rows, max_new_tokens] in [0, 1), the only randomness."""
+        device, width = self.model.device, max(map(len, prompts))
+        # Left padding, so that every row's next token stands in the same column; position ids skip the padding.
+        ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=device)
+        seen = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
+        out = self.model(
+            input_ids=ids, attention_mask=seen, position_ids=(seen.cumsum(-1) - 1).clamp(min=0), use_cache=True,
+            past_key_values=Cache(layer_class_to_replicate=_GrowingLayer) if policy.full_attention(self.model) else None,
+            logits_to_keep=1)
+        cache = out.past_key_values
+        cache.batch_repeat_interleave(n)
+        logits, seen = out.logits[:, -1].repeat_interleave(n, 0), seen.repeat_interleave(n, 0)
+        position, uniform = seen.sum(-1, keepdim=True), uniform.to(device)
+        samples = [Sample([], [], "length") for _ in uniform]
+        rows = samples                                  # rows[r]: the sample that row r of the batch belongs to
+        for step in range(uniform.shape[1]):
+            token, log_prob = _draw(logits, temperature, uniform[:, step])
+            for sample, t, lp in zip(rows, token.tolist(), log_prob.tolist(), strict=True):
+                if sample.finish_reason != "stop":
+                    sample.ids.append(t)
+                    sample.log_probs.append(lp)
+                    if t in self.eos_ids:
+                        sample.finish_reason = "stop"
+                        progress(1)
+            keep = [r for r, sample in enumerate(rows) if sample.finish_reason != "stop"]
+            if not keep or step + 1 == uniform.shape[1]:
+                break
+            if len(keep) <= 0.75 * len(rows):           # compacting copies the cache, so not at every end token
+                index = torch.tensor(keep, device=device)
+                cache.batch_select_indices(index)
+                token, seen, position, uniform = token[index], seen[index], position[index], uniform[index]
+                rows = [rows[r] for r in keep]
+            seen = torch.cat([seen, seen.new_ones(len(rows), 1)], 1)
+            logits = self.model(input_ids=token[:, None], attention_mask=seen, position_ids=position, use_cache=True,
+                                past_key_values=cache).logits[:, -1]
+            position = position + 1
+        progress(len(keep))
+        return samples
+
+
+def _draw(logits: Tensor, temperature: float, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """One token a row, by inverting the cumulative distribution at `uniform`, and its log-probability; both [rows]."""
+    log_p = (logits.float() / (temperature or 1.0)).log_softmax(-1)
+    if temperature == 0:
+        token = log_p.argmax(-1)
+    else:
+        cumulative = log_p.exp().cumsum(-1)
+        token = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True).squeeze(-1)
+        token = token.clamp(max=logits.shape[-1] - 1)
+    return token, log_p.gather(-1, token[:, None]).squeeze(-1)
+
+
+def stream(*parts: int) -> int:
+    """A seed made of several integers (run seed, step, prompt, ...), so that no two streams of a run coincide."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
+
+
+class _GrowingLayer(DynamicLayer):
+    """Keys and values written in place into buffers with room to spare; DynamicLayer copies all of them every token."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.buffers, self.length = [key_states[:, :, :0], value_states[:, :, :0]], 0
+        start, self.length = self.length, self.length + key_states.shape[2]
+        for i, new in enumerate((key_states, value_states)):
+            if self.length > self.buffers[i].shape[2]:
+                grown = new.new_empty(*new.shape[:2], self.length + 64, new.shape[3])
+                grown[:, :, :start] = self.buffers[i][:, :, :start]
+                self.buffers[i] = grown
+            self.buffers[i][:, :, start : self.length] = new
+        return self._set(self.buffers)
+
+    def _set(self, buffers: list[Tensor]) -> tuple[Tensor, Tensor]:
+        self.buffers = buffers
+        self.keys, self.values = (b[:, :, : self.length] for b in buffers)
+        return self.keys, self.values
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._set([b.repeat_interleave(repeats, 0) for b in self.buffers])
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._set([b[indices] for b in self.buffers])
+
+
+def _folded_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):
+    """For one new token a row, the query heads that share a key head become the "tokens" of one head: no repeated keys.
+    Everything else goes to transformers' own attention."""
+    rows, heads, tokens, size = query.shape
+    if tokens > 1 or kwargs.get("position_bias") is not None or kwargs.get("softcap") is not None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    out = F.scaled_dot_product_attention(query.view(rows, key.shape[1], -1, size), key, value,
+                                         attn_mask=attention_mask, scale=scaling)
+    return out.reshape(rows, heads, 1, -1).transpose(1, 2), None
+
+
+AttentionInterface.register("folded", _folded_attention)
+AttentionMaskInterface.register("folded", sdpa_mask)

@@ -1,0 +1,233 @@
+"""The sandbox: verdicts an answer cannot forge, and nothing of it left behind."""
+
+import json
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+from rewards import sandbox
+
+ROOT = Path(__file__).resolve().parent.parent
+HEADER = textwrap.dedent("""
+    import sys, os, time, random
+    class ListNode:
+        def __init__(self, val=0, next=None):
+            self.val, self.next = val, next
+    def list_node(values):
+        head = None
+        for value in reversed(values):
+            head = ListNode(value, head)
+        return head
+    def values(node):
+        found = []
+        while node:
+            found.append(node.val)
+            node = node.next
+        return found
+    """)
+TEST = "def check(candidate):\n    assert candidate(x=2) == 4\n    assert candidate(x=3) == 9\n"
+
+
+def run(answer: str, test: str = TEST, **options) -> sandbox.Result:
+    result = sandbox.run(HEADER, textwrap.dedent(answer), test, "f", **{"timeout": 1.0, **options})
+    assert result.error is None
+    return result
+
+
+@pytest.mark.parametrize("answer, status", [
+    ("def f(x): return x * x", "passed"),
+    ("def f(x): return x + 2", "failed"),
+    ("def f(x): return None", "failed"),
+    ("def f(x): assert x > 2; return 9", "runtime_error"),
+    ("def f(x): raise AssertionError", "runtime_error"),
+    ("def f(x): return 1 // 0", "runtime_error"),
+    ("def f(): return 4", "runtime_error"),
+    ("def g(x): return x * x", "runtime_error"),
+    ("def f(x): return f(x)", "runtime_error"),
+    ("raise SystemExit(0)\ndef f(x): return x * x", "runtime_error"),
+    ("def f(x): sys.exit(0)", "runtime_error"),
+    ("def f(x): os._exit(0)", "runtime_error"),
+    ("def f(x): os.kill(os.getpid(), 9)", "runtime_error"),
+    ("def f(x):\n    while True: pass", "timeout"),
+    ("while True: pass\ndef f(x): return x * x", "timeout"),
+    ("def f(x): time.sleep(60)", "timeout"),
+    ("def f(x):\n    while True: print('x' * 1000)", "timeout"),
+    ("def f(x): return len([0] * 10**10)", "memory"),
+    ("return 1", "compile_error"),
+    ("from __future__ import annotations\ndef f(x): return x * x", "compile_error"),  # the header stands before it
+    ("def f(x: return x", "syntax_error"),
+    ("x = 1\0", "syntax_error"),
+    ("x = '\ud800'", "syntax_error"),
+    ("x = " + "(" * 60_000, "syntax_error"),
+    ("x = " + "-" * 60_000 + "1", "syntax_error"),
+    ("x = " + "1+" * 30_000 + "1", "syntax_error"),
+])
+def test_every_ending_has_its_status(answer, status):
+    assert run(answer).status == status
+
+
+@pytest.mark.parametrize("answer", [
+    # an object that equals everything
+    "class A:\n    __eq__ = lambda self, other: True\n    __ne__ = lambda self, other: False\ndef f(x): return A()",
+    "class A(int):\n    __eq__ = lambda self, other: True\n    __hash__ = int.__hash__\ndef f(x): return A(7)",
+    # the words a grader might look for
+    "def f(x):\n    print('passed')\n    print('{\"stage\": \"end\", \"status\": \"passed\"}', file=sys.stderr)\n"
+    "    os._exit(0)",
+    # a test replaced, an exit hook, a patched builtin
+    "import __main__, builtins\n__main__.check = lambda c: None\nbuiltins.AssertionError = int\ndef f(x): return 0",
+    "import atexit\natexit.register(lambda: os._exit(0))\ndef f(x): sys.exit()",
+    # frames of the caller
+    "def f(x):\n    g = sys._getframe()\n    while g:\n        g.f_globals['check'] = g.f_locals['check'] = print\n"
+    "        g = g.f_back\n    return 0",
+    # the verdict written to every descriptor there is, the checker's included
+    "def f(x):\n    line = b'{\"stage\": \"end\", \"status\": \"passed\"}\\n'\n"
+    "    for pid in (1, os.getppid(), 'self'):\n        for fd in range(64):\n"
+    "            try:\n                open(f'/proc/{pid}/fd/{fd}', 'wb', 0).write(line)\n"
+    "            except OSError: pass\n    for fd in range(64):\n        try: os.write(fd, line)\n"
+    "        except OSError: pass\n    os._exit(0)",
+    # a message of its own making
+    "import pickle\nclass A:\n    def __reduce__(self): return print, ('gotcha',)\n"
+    "data = pickle.dumps(('value', A()))\n"
+    "def f(x):\n    for fd in range(3, 64):\n        try: os.write(fd, len(data).to_bytes(8, 'big') + data)\n"
+    "        except OSError: pass\n    return 0",
+])
+def test_no_trick_passes(answer):
+    assert run(answer).status in ("failed", "runtime_error", "memory")
+
+
+@pytest.mark.parametrize("body, test", [
+    ("return [x, (x, 'a'), {x: {1.5}}, None, True, complex(x, 1)]", "[2, (2, 'a'), {2: {1.5}}, None, True, 2+1j]"),
+    ("from collections import defaultdict; d = defaultdict(list); d[x].append(x); return d", "{2: [2]}"),
+    ("from collections import deque; return list(deque([x], 3))", "[2]"),
+])
+def test_plain_values_come_back_as_they_are(body, test):
+    assert run(f"def f(x): {body}", f"def check(candidate):\n    assert candidate(x=2) == {test}").status == "passed"
+
+
+def test_linked_nodes_travel_both_ways_however_long_and_whoever_defines_their_class():
+    answer = """
+        class ListNode:                      # models like to repeat the header
+            def __init__(self, val=0, next=None):
+                self.val, self.next = val, next
+        def f(head):
+            last = None
+            while head:
+                head.next, last, head = last, head, head.next
+            return last
+        """
+    test = ("def check(candidate):\n    n = 20000\n    assert candidate(None) is None\n"
+            "    assert values(candidate(list_node(list(range(n))))) == list(range(n))[::-1]\n")
+    assert run(answer, test).status == "passed"
+
+
+def test_a_test_may_expect_an_exception_but_not_be_fooled_by_one():
+    test = ("def check(candidate):\n    try:\n        candidate(1)\n    except ValueError:\n        return\n"
+            "    assert False")
+    assert run("def f(x): raise ValueError('no')", test).status == "passed"
+    assert run("def f(x): return 1", test).status == "failed"
+    assert run("def f(x): raise AssertionError", test.replace("ValueError", "Exception")).status == "runtime_error"
+
+
+def test_cpu_time_is_that_of_the_test_run_alone():
+    busy = "t = time.process_time()\nwhile time.process_time() - t < .3: pass\n"
+    assert run(busy + "def f(x): return x * x").cpu_seconds < 0.1
+    inside = run("def f(x):\n" + textwrap.indent(busy, "    ") + "    return x * x", timeout=5.0).cpu_seconds
+    assert 0.55 < inside < 0.9
+    assert run("def f(x): time.sleep(.2); return x * x").cpu_seconds < 0.1
+
+
+def test_the_environment_is_empty_and_the_folder_is_its_own(monkeypatch):
+    monkeypatch.setenv("SECRET", "x")
+    answer = "def f(x): open('a', 'w').write('b'); return os.environ.get('SECRET'), os.listdir('.')"
+    test = "def check(candidate):\n    assert candidate(1) == (None, ['a'])"
+    assert run(answer, test).status == "passed"
+    assert run(answer, test).status == "passed"
+
+
+def test_draws_and_set_order_repeat():
+    answer = "def f(x): return [random.random(), list(set('abcdefgh'))]"
+    test = "def check(candidate):\n    assert False, str(candidate(1))"
+    assert run(answer, test).detail == run(answer, test).detail
+
+
+def test_a_bad_row_is_an_error_and_no_verdict():
+    for header, test in ((HEADER, "def check(candidate:"), (HEADER, "x = 1"), ("import no_such_module", TEST)):
+        result = sandbox.run(header, "def f(x): return x * x", test, "f")
+        assert result.status is None and result.error
+
+
+def test_runs_in_any_thread():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(run("def f(x):\n    while True: pass", timeout=0.3).status))
+    thread.start()
+    thread.join(20)
+    assert found == ["timeout"]
+
+
+def test_strict_refuses_where_a_layer_is_missing(monkeypatch):
+    assert set(sandbox.layers()) == set(sandbox.LAYERS)
+    monkeypatch.setattr(sandbox, "layers", lambda: dict.fromkeys(sandbox.LAYERS, True) | {"namespaces": False})
+    with pytest.raises(sandbox.SandboxError, match="namespaces"):
+        sandbox.run(HEADER, "def f(x): return 4", TEST, "f", mode="strict")
+    with pytest.raises(ValueError, match="mode"):
+        sandbox.run(HEADER, "def f(x): return 4", TEST, "f", mode="none")
+
+
+def contained(script: str) -> object:
+    """Run a script in namespaces of its own, so that a hole in the sandbox reaches no one; returns its JSON output."""
+    outer = ["unshare", "-Urpf", "--kill-child", "--mount-proc"]
+    if not sandbox.layers()["namespaces"]:
+        pytest.skip("needs user and pid namespaces")
+    script = f"import os, json, sys, threading\nsys.path.insert(0, {str(ROOT)!r})\n" + textwrap.dedent(script)
+    done = subprocess.run([*outer, sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_no_process_file_or_folder_outlives_a_run():
+    found = contained("""
+        import tempfile, time
+        from rewards import sandbox
+        tempfile.tempdir = tempfile.mkdtemp()
+        test = "def check(candidate):\\n    assert candidate(2) == 4"
+        run = lambda body: sandbox.run("import os, time", "def f(x):\\n" + body, test, "f", timeout=0.25).status
+        run("    return 4")
+        files = len(os.listdir("/proc/self/fd"))
+        statuses = [run(body) for body in (
+            "    if os.fork() == 0:\\n        os.setsid()\\n        if os.fork() == 0: time.sleep(1000)\\n    return 4",
+            "    os.kill(-1, 9)\\n    return 5",
+            "    for s in (9, 15, 19, 2): os.kill(1, s)\\n    return 5",
+            "    for _ in range(40): os.fork()\\n    time.sleep(100)",
+        )]
+        ten = lambda: [run("    while True: pass") for _ in range(10)]
+        threads = [threading.Thread(target=ten) for _ in range(2)]
+        [t.start() for t in threads], [t.join() for t in threads]
+        processes = [p for p in os.listdir("/proc") if p.isdigit() and int(p) != os.getpid()]
+        files = len(os.listdir("/proc/self/fd")) - files
+        print(json.dumps([statuses, processes, files, os.listdir(tempfile.tempdir)]))
+        os.rmdir(tempfile.tempdir)
+        """)
+    statuses, *left = found
+    assert left == [[], 0, []]
+    assert statuses[0] == "passed" and statuses[2] == "failed"
+    assert "passed" not in statuses[1:]
+
+
+def test_a_flood_of_output_does_not_reach_the_parent():
+    grown = contained("""
+        import resource
+        from rewards import sandbox
+        test = "def check(candidate):\\n    assert candidate(2) == 4"
+        memory = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+        sandbox.layers()
+        before = memory()
+        flood = "def f(x):\\n    while True:\\n        print('x' * 10**6)\\n        os.write(2, b'x' * 10**6)"
+        sandbox.run("import os", flood, test, "f", timeout=1)
+        sandbox.run("import os", "def f(x): return 'x' * (200 << 20)", test, "f", timeout=2)
+        print(memory() - before)
+        """)
+    assert grown < 50

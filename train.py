@@ -1,0 +1,441 @@
+"""CorrGRPO: train a language model with several rewards.
+
+    python train.py                                        the embedded model on the starter problems, no GPU needed
+    python train.py --config my.toml                       your keys over the defaults in config.toml
+    python train.py --preset smoke train.seed=1            a preset, and any key as section.key=value
+    python train.py --config my.toml --resume log.name=X   go on where runs/X was stopped
+
+Read it from `train` down: sample, score, advantage, update, sync, log, save. Against the usual GRPO and the paper:
+- The advantage is one of corrgrpo.py's estimators; only rewards enter it, the KL penalty is part of the loss.
+- With one update per step the old policy is the current one: its log-probabilities are the detached new ones, the ratio is
+  1 and clipping cannot bite. They are computed beforehand only where several updates follow one sampling.
+- A truncated importance weight corrects for the sampler's rounding (Yao et al. 2025), which the paper does not need.
+- Groups in which no reward varies are left out of the update, numerator and denominator (algo.train_dead_groups).
+- |A| is bounded by algo.advantage_clip; weights and AdamW states are float32; dropout is off.
+"""
+
+import argparse
+import collections
+import itertools
+import math
+import os
+import random
+import resource
+import shutil
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+import config
+import corrgrpo
+import envs
+import policy
+from logs import RunFolder, read_jsonl
+from rollout import Rollout, collect, encode, score
+from sampler import TransformersSampler, bf16_pays, stream
+
+ENV_KEYS = ("name", "split", "reward_weights", "max_errors")      # of [env]; the rest are the environment's arguments
+
+
+class RunError(RuntimeError):
+    """The run cannot go on; the message says why and what to do."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\nRead it")[0], formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Every key with its default, as in config.toml:\n\n" + config.DEFAULTS.read_text())
+    parser.add_argument("--config", metavar="FILE", help="a TOML file; it needs only the keys that differ from the defaults")
+    parser.add_argument("--preset", metavar="NAME", help="a [preset.NAME] table of config.toml or of your file")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint of runs/NAME (needs log.name)")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="laid over the file, e.g. train.steps=20")
+    args = parser.parse_intermixed_args(argv)
+    try:
+        run = prepare(config.read(args.config, args.preset, args.overrides), args.resume)
+    except (ValueError, OSError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 2
+    try:
+        train(run)
+    except RunError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"\nstopped; to go on: python train.py ... --resume log.name={run.folder.name}", file=sys.stderr)
+        return 130
+    return 0
+
+
+def prepare(cfg: SimpleNamespace, resume: bool) -> SimpleNamespace:
+    """Everything that can be wrong with the input is found here, before a model is loaded. Raises ValueError or OSError."""
+    env_class = envs.find(cfg.env.name)
+    env = env_class(**config.environment_arguments(cfg, env_class, ENV_KEYS))
+    unknown = [name for name in cfg.env.reward_weights if name not in env.reward_names]
+    if unknown:
+        raise ValueError(f"env.reward_weights names {unknown[0]!r}; the rewards of {cfg.env.name} are "
+                         f"{', '.join(env.reward_names)}")
+    weights = dict(zip(env.reward_names, env.reward_weights)) | cfg.env.reward_weights
+    tasks, eval_tasks = env.tasks(cfg.env.split), env.tasks(cfg.eval.split) if cfg.eval.split else []
+    if {t.id for t in tasks} & {t.id for t in eval_tasks}:
+        print("no evaluation: eval.split holds tasks that are trained on", flush=True)
+        eval_tasks = []
+    cfg.model.name = str(Path(cfg.model.name).resolve()) if Path(cfg.model.name).is_dir() else cfg.model.name
+    policy.find(cfg.model.name)
+    if cfg.model.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("model.device = 'cuda': torch sees no GPU here")
+    if not cfg.log.name:
+        if resume:
+            raise ValueError("--resume needs log.name=NAME, the folder of the run under log.dir")
+        cfg.log.name = datetime.now().strftime("%Y%m%d-%H%M%S")
+    folder = Path(cfg.log.dir) / cfg.log.name
+    checkpoint = max(folder.glob("checkpoints/step-*[0-9]"), default=None)
+    if resume and checkpoint is None:
+        raise ValueError(f"--resume: {folder} holds no checkpoint")
+    if not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"the run folder {folder} is not empty: choose another log.name, or go on with --resume")
+    return SimpleNamespace(cfg=cfg, env=env, weights=weights, tasks=tasks, eval_tasks=eval_tasks, folder=folder,
+                           checkpoint=checkpoint if resume else None)
+
+
+def train(run: SimpleNamespace) -> None:
+    cfg, env = run.cfg, run.env
+    # ---- set up ------------------------------------------------------------------------------------------------------
+    torch.set_num_threads(cfg.train.threads or len(os.sched_getaffinity(0)))
+    torch.manual_seed(cfg.train.seed)       # nothing should need it: every draw has a stream of its own
+    device = torch.device("cuda" if cfg.model.device != "cpu" and torch.cuda.is_available() else "cpu")
+    model, tokenizer = policy.load(str(run.checkpoint or cfg.model.name))
+    model.to(device)
+    if cfg.model.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    native = "bfloat16" if bf16_pays(device) else "float32"
+    cfg.model.dtype, cfg.sampler.dtype = (native if x == "auto" else x for x in (cfg.model.dtype, cfg.sampler.dtype))
+    cfg.model.share_prompt = cfg.model.share_prompt and policy.full_attention(model)
+    reference = policy.load(cfg.model.name)[0].to(device).requires_grad_(False) if cfg.algo.kl > 0 else None
+    sampler = TransformersSampler(model, policy.end_ids(model, tokenizer), getattr(torch, cfg.sampler.dtype),
+                                  cfg.sampler.batch_size)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.train.learning_rate, fused=True,
+                                  betas=(cfg.train.beta1, cfg.train.beta2), weight_decay=cfg.train.weight_decay)
+    tasks = fitting(run.tasks, tokenizer, cfg, "training")
+    eval_tasks = fitting(run.eval_tasks[: cfg.eval.limit or None], tokenizer, cfg, "evaluation") if run.eval_tasks else []
+    state = {"step": 0, "cursor": 0, "skipped": 0, "skipped_in_a_row": 0}
+    if run.checkpoint:
+        saved = torch.load(run.checkpoint / "trainer.pt", map_location=device)
+        optimizer.load_state_dict(saved.pop("optimizer"))
+        state = saved
+    logs = RunFolder(run.folder, config.tables(cfg), cfg.log.smoothing, state["step"])
+    size = sum(p.numel() for p in model.parameters()) / 1e6
+    print(f"{cfg.model.name}: {size:.0f}M parameters on {device}, forward in {cfg.model.dtype}, sampling in "
+          f"{cfg.sampler.dtype}; {len(tasks)} tasks to train on, {len(eval_tasks)} held out; "
+          f"{cfg.train.prompts_per_step} x {cfg.train.group_size} rollouts a step, advantage {cfg.algo.advantage}; "
+          f"{'resuming after step ' + str(state['step']) + ' in' if run.checkpoint else 'writing to'} {run.folder}", flush=True)
+    if eval_tasks and state["step"] == 0:
+        evaluate(run, sampler, tokenizer, eval_tasks, logs, 0)
+
+    # ---- the loop ----------------------------------------------------------------------------------------------------
+    bar = tqdm(total=cfg.train.steps, initial=state["step"], desc="steps", unit="step", disable=None, dynamic_ncols=True)
+    for step in range(state["step"] + 1, cfg.train.steps + 1):
+        lap = stopwatch()
+
+        # sample
+        chosen = [tasks[i] for i in draw(len(tasks), state["cursor"], cfg.train.prompts_per_step, cfg.train.seed)]
+        with tqdm(total=len(chosen) * cfg.train.group_size, desc="samples", leave=False, disable=None) as samples:
+            rollouts = collect(env, sampler, tokenizer, chosen, cfg.train.group_size,
+                               seeds=[stream(cfg.train.seed, step, i) for i in range(len(chosen))],
+                               max_new_tokens=cfg.sampler.max_new_tokens, temperature=cfg.sampler.temperature,
+                               max_tokens=context_length(model), progress=samples.update)
+        seconds = {"time/sample": lap()}
+
+        # score
+        score(env, rollouts)
+        seconds["time/score"] = lap()
+
+        # advantage
+        metrics = advantages(rollouts, run.weights, cfg)
+
+        # update
+        for group in optimizer.param_groups:
+            group["lr"] = cfg.train.learning_rate * min(1.0, step / max(cfg.train.warmup_steps, 1))
+        metrics |= update(model, reference, optimizer, rollouts, state, cfg)
+        seconds["time/update"] = lap()
+
+        # sync
+        sampler.sync(model)
+        seconds["time/sync"] = lap()
+
+        # log
+        state |= {"step": step, "cursor": state["cursor"] + len(chosen)}
+        tokens = sum(sum(r.trained) for r in rollouts)
+        metrics |= {"lr": optimizer.param_groups[0]["lr"], **seconds, "memory/peak_gb": peak_gb(device),
+                    "tokens_per_second": tokens / seconds["time/sample"]}
+        logs.metrics({"step": step} | metrics)
+        if cfg.log.rollouts:
+            logs.rollouts(step, rollouts)
+        tqdm.write(line(step, cfg.train.steps, metrics))
+        bar.update()
+
+        # evaluate, save
+        last = step == cfg.train.steps
+        if eval_tasks and (last or (cfg.eval.every and step % cfg.eval.every == 0)):
+            evaluate(run, sampler, tokenizer, eval_tasks, logs, step)
+        if last or (cfg.train.save_every and step % cfg.train.save_every == 0):
+            save_checkpoint(run.folder, model, tokenizer, optimizer, state, cfg.train.keep_checkpoints)
+            logs.plot(env.reward_names)
+    bar.close()
+    policy.save(model, tokenizer, run.folder / "model")
+    print(f"the trained model: {run.folder / 'model'}\nthe curves: {run.folder / 'plots' / 'dynamics.png'}, "
+          f"{run.folder / 'metrics.jsonl'}, tensorboard --logdir {run.folder}")
+    if eval_tasks:
+        print(comparison(read_jsonl(run.folder / "eval.jsonl"), env.reward_names))
+
+
+def draw(n: int, cursor: int, count: int, seed: int) -> list[int]:
+    """Indices of the next `count` of n tasks: position cursor in an endless row of permutations, one an epoch."""
+    orders: dict[int, list[int]] = {}
+    for epoch in range(cursor // n, (cursor + count - 1) // n + 1):
+        orders[epoch] = random.Random(stream(seed, epoch)).sample(range(n), n)
+    return [orders[i // n][i % n] for i in range(cursor, cursor + count)]
+
+
+def advantages(rollouts: list[Rollout], weights: dict[str, float], cfg: SimpleNamespace) -> dict[str, float]:
+    """Sets `advantage` and `live` of every scored rollout; returns the metrics of rewards, correlations and advantages."""
+    scored = [r for r in rollouts if r.error is None]
+    errors = [r.error for r in rollouts if r.error is not None]
+    if errors:
+        tqdm.write(f"{len(errors)} of {len(rollouts)} rollouts have no score and are left out; the first: {errors[0]}")
+    if len(errors) > cfg.env.max_errors * len(rollouts):
+        raise RunError(f"{len(errors)} of {len(rollouts)} rollouts have no score, more than env.max_errors = "
+                       f"{cfg.env.max_errors} allows; the first: {errors[0]}")
+    lengths = [sum(r.trained) for r in rollouts]
+    metrics = {"rollouts/errors": len(errors), "response/length": sum(lengths) / len(lengths),
+               "response/truncated": sum(r.finish_reason == "length" for r in rollouts) / len(rollouts)}
+    if not scored:
+        return metrics
+    names = list(weights)
+    rewards = torch.tensor([[float(r.score.rewards[name]) for name in names] for r in scored], dtype=torch.float64)
+    groups = torch.tensor([r.group for r in scored])
+    w = torch.tensor(list(weights.values()), dtype=torch.float64)
+    advantage = corrgrpo.ESTIMATORS[cfg.algo.advantage](rewards, groups, w, cfg.algo.eps)
+    divided_by = corrgrpo.denominators(rewards, groups, w)
+    live, bound = divided_by["live"], cfg.algo.advantage_clip or float("inf")
+    for r, a, alive in zip(scored, advantage.clamp(-bound, bound).tolist(), live.tolist()):
+        r.advantage, r.live = a, alive
+
+    first = groups.diff(prepend=groups[:1] - 1) != 0            # one rollout of each group: rollouts come group by group
+    _, same = rewards.unique(dim=0, return_counts=True)
+    metrics |= {
+        "reward/total": (rewards @ w).mean().item(),
+        "advantage/abs_mean": advantage.abs().mean().item(),
+        "advantage/clipped": (advantage.abs() > bound).sum().item(),
+        "groups/live": live[first].double().mean().item(),
+        # the share of dead groups if every rollout drew its rewards from this batch: sum of p^G over the distinct rows
+        "groups/dead_expected": (same / len(scored)).pow(cfg.train.group_size).sum().item(),
+    }
+    if live.any():
+        metrics |= {f"denominator/{name}": divided_by[name][first & live].mean().item() for name in ("grpo", "corrgrpo")}
+    rho = corrgrpo.reward_correlation(rewards, groups)
+    varies = rho.diagonal(dim1=1, dim2=2) > 0.5                 # [groups, K]: the diagonal is 1, or 0 where constant
+    for i, name in enumerate(names):
+        deviation = corrgrpo.denominators(rewards[:, i : i + 1], groups)["grpo"][first]
+        metrics |= {f"reward/{name}": rewards[:, i].mean().item(), f"reward_std/{name}": deviation.mean().item(),
+                    f"groups/constant/{name}": 1 - varies[:, i].double().mean().item()}
+        for j in range(i + 1, len(names)):
+            both = varies[:, i] & varies[:, j]
+            if both.any():                                      # no group has the correlation: no key, never a NaN
+                metrics[f"correlation/{name}/{names[j]}"] = rho[both, i, j].mean().item()
+    return metrics
+
+
+def update(model, reference, optimizer, rollouts: list[Rollout], state: dict, cfg: SimpleNamespace) -> dict[str, float]:
+    """`train.updates_per_step` optimizer steps on the rollouts, each on its share of the groups; returns their metrics."""
+    used = [r for r in rollouts if r.error is None and r.ids and (r.live or cfg.algo.train_dead_groups)
+            and not (cfg.algo.mask_truncated and r.finish_reason == "length")]
+    groups = [list(g) for _, g in itertools.groupby(used, key=lambda r: r.group)]
+    per_update = max(1, math.ceil(len(groups) / cfg.train.updates_per_step))
+    size = cfg.train.micro_batch_size
+    updates = [[group[i : i + size] for group in groups[u : u + per_update] for i in range(0, len(group), size)]
+               for u in range(0, len(groups), per_update)]
+    if not updates:
+        tqdm.write("no update: no group has rewards that vary" if not cfg.algo.mask_truncated else
+                   "no update: no group has rewards that vary, or algo.mask_truncated left nothing")
+        return {"loss": 0.0, "update/tokens": 0}
+    model.train(cfg.model.gradient_checkpointing)               # there is no dropout; only checkpointing asks for it
+    before = {}
+    if len(updates) > 1:
+        with torch.no_grad():
+            before = {id(batch): log_probs(model, batch, cfg) for batches in updates for batch in batches}
+    sums, norms = collections.Counter(), []
+    for batches in updates:
+        # Counted first, over the whole update: gradients must not depend on how it is cut into micro-batches.
+        tokens, count = sum(sum(r.trained) for b in batches for r in b), sum(map(len, batches))
+        for batch in batches:
+            log_p = log_probs(model, batch, cfg)                # [T]: the sampled tokens of the batch's rollouts
+            old = before.get(id(batch), log_p.detach())
+            lengths = torch.tensor([sum(r.trained) for r in batch])
+            each = torch.full((len(batch),), 1 / tokens) if cfg.algo.aggregation == "token" else 1 / (count * lengths)
+            advantage, share = (x.repeat_interleave(lengths).to(log_p.device)
+                                for x in (torch.tensor([r.advantage for r in batch]), each))
+            sampled = torch.tensor([lp for r in batch for lp, own in zip(r.log_probs, r.trained) if own]).to(log_p.device)
+            loss, stats = token_loss(log_p, old, sampled, advantage, cfg.algo)
+            if reference is not None:
+                with torch.no_grad():
+                    ref = log_probs(reference, batch, cfg)
+                kl = kl_k3(log_p, ref)
+                loss = loss + cfg.algo.kl * kl
+                stats["kl"] = kl.detach().sum()
+            loss = (loss * share).sum()
+            loss.backward()
+            difference = (old - sampled).abs()
+            sums.update({name: value.item() for name, value in stats.items()} | {"loss": loss.item() / len(updates),
+                        "difference": difference.sum().item(), "entropy": -sampled.sum().item(), "tokens": len(log_p)})
+            sums["difference/max"] = max(sums["difference/max"], difference.max().item())
+        if sums["difference"] > cfg.sampler.max_logprob_diff * sums["tokens"]:
+            raise RunError(f"sampler and trainer disagree on the log-probabilities of the sampled tokens by "
+                           f"{sums['difference'] / sums['tokens']:.2f} nats on average (sampler.max_logprob_diff = "
+                           f"{cfg.sampler.max_logprob_diff}). The sampler's weights are stale, or the model's attention "
+                           "takes no 4-D mask: try model.share_prompt=false, then sampler.dtype=float32")
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.train.max_grad_norm or float("inf")).item()
+        if math.isfinite(norm):
+            optimizer.step()
+            norms.append(norm)
+            state["skipped_in_a_row"] = 0
+        else:
+            state["skipped"] += 1
+            state["skipped_in_a_row"] += 1
+            tqdm.write(f"update skipped: the gradient norm is {norm} ({state['skipped']} so far)")
+            if state["skipped_in_a_row"] >= cfg.train.max_skipped:
+                raise RunError(f"{cfg.train.max_skipped} updates in a row had a gradient norm that is not finite; the "
+                               "last checkpoint is from before. Lower train.learning_rate, or algo.advantage_clip")
+        optimizer.zero_grad(set_to_none=True)
+    model.eval()
+    mean = {name: sums[name] / sums["tokens"] for name in ("clip_fraction", "importance/truncated", "entropy")}
+    return {"loss": sums["loss"], **({"grad_norm": sum(norms) / len(norms)} if norms else {}), **mean,
+            **({"kl": sums["kl"] / sums["tokens"]} if reference is not None else {}), "update/tokens": sums["tokens"],
+            "update/skipped": state["skipped"], "logprob_diff/mean": sums["difference"] / sums["tokens"],
+            "logprob_diff/max": sums["difference/max"]}
+
+
+def log_probs(model, batch: list[Rollout], cfg: SimpleNamespace) -> Tensor:
+    """[T] log-probabilities of the sampled tokens of rollouts that share a prompt; the environment's tokens are left out
+    before anything is computed from them."""
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=cfg.model.dtype == "bfloat16"):
+        log_p = policy.log_probs(model, batch[0].prompt, [r.ids for r in batch], temperature=cfg.sampler.temperature,
+                                 share_prompt=cfg.model.share_prompt)
+    return log_p[torch.tensor([own for r in batch for own in r.trained], device=log_p.device)]
+
+
+def token_loss(log_p: Tensor, old: Tensor, sampled: Tensor, advantage: Tensor, algo) -> tuple[Tensor, dict[str, Tensor]]:
+    """[T] losses: -w * min(r A, clip(r) A). r = exp(log_p - old) is the probability ratio to the policy before the step's
+    updates, w = min(exp(old - sampled), algo.importance_cap) weighs the sampler's distribution away, without gradient."""
+    ratio = (log_p - old).clamp(-20, 20).exp()
+    clipped = ratio.clamp(1 - algo.clip_low, 1 + algo.clip_high)
+    surrogate = torch.minimum(ratio * advantage, clipped * advantage)
+    importance = (old - sampled).clamp(-20, 20).exp() if algo.importance_cap else torch.ones_like(old)
+    capped = importance.clamp(max=algo.importance_cap or 1.0)
+    return -capped * surrogate, {"clip_fraction": (clipped * advantage < ratio * advantage).sum(),
+                                 "importance/truncated": (importance > capped).sum()}
+
+
+def kl_k3(log_p: Tensor, reference: Tensor) -> Tensor:
+    """Schulman's k3 estimate of KL(policy, reference) a token, r - 1 - log r with r = reference / policy: never negative,
+    0 where equal, unbiased for tokens drawn from the policy."""
+    log_r = (reference - log_p).clamp(-20, 20)
+    return log_r.exp() - 1 - log_r
+
+
+def evaluate(run: SimpleNamespace, sampler, tokenizer, tasks: list, logs: RunFolder, step: int) -> None:
+    """One greedy reply a held-out task; a row in eval.jsonl."""
+    cfg, start = run.cfg, time.perf_counter()
+    with tqdm(total=len(tasks), desc="evaluation", leave=False, disable=None) as bar:
+        rollouts = collect(run.env, sampler, tokenizer, tasks, 1, seeds=[0] * len(tasks), temperature=0.0,
+                           max_new_tokens=cfg.sampler.max_new_tokens, max_tokens=context_length(sampler.model),
+                           progress=bar.update)
+    score(run.env, rollouts)
+    scored = [r for r in rollouts if r.error is None]
+    row = {"step": step, "tasks": len(rollouts), "errors": len(rollouts) - len(scored)}
+    if scored:
+        means = {name: sum(r.score.rewards[name] for r in scored) / len(scored) for name in run.weights}
+        row |= {"reward/total": sum(run.weights[name] * mean for name, mean in means.items()),
+                **{f"reward/{name}": mean for name, mean in means.items()},
+                "response/length": sum(len(r.ids) for r in rollouts) / len(rollouts)}
+    logs.metrics(row, "eval.jsonl")
+    tqdm.write(f"held-out tasks after step {step}: total reward {row.get('reward/total', float('nan')):.3f} "
+               f"({time.perf_counter() - start:.0f} s)")
+
+
+def comparison(rows: list[dict], names: tuple[str, ...]) -> str:
+    """A table of the first and the last evaluation."""
+    first, last = rows[0], rows[-1]
+    lines = [f"held-out tasks, greedy      step {first['step']:4d}   step {last['step']:4d}"]
+    lines += [f"  {key:24s} {first[f'reward/{key}']:10.3f}  {last[f'reward/{key}']:10.3f}" for key in ("total", *names)
+              if f"reward/{key}" in first and f"reward/{key}" in last]
+    return "\n".join(lines)
+
+
+def line(step: int, steps: int, m: dict[str, float]) -> str:
+    """What a step did, in one line."""
+    def show(label: str, key: str, form: str) -> str:
+        return f"{label} {m[key]:{form}}" if key in m else f"{label} -"
+
+    return " | ".join([
+        f"step {step:{len(str(steps))}d}/{steps}", show("reward", "reward/total", ".3f"), show("|A|", "advantage/abs_mean", ".2f"),
+        show("live", "groups/live", ".2f") + f" ({1 - m.get('groups/dead_expected', 0):.2f} expected)",
+        show("loss", "loss", "+.3f"), show("grad", "grad_norm", ".2f"), show("tokens", "response/length", ".0f"),
+        show("diff", "logprob_diff/mean", ".3f"), f"errors {m['rollouts/errors']}",
+        " ".join(f"{p} {m[f'time/{p}']:.1f}s" for p in ("sample", "score", "update", "sync")),
+        f"{m['tokens_per_second']:.0f} tok/s"])
+
+
+def fitting(tasks: list, tokenizer, cfg: SimpleNamespace, what: str) -> list[tuple]:
+    """(task, prompt tokens) of those whose prompt is within sampler.max_prompt_tokens; says how many are not."""
+    encoded = [(task, encode(tokenizer, task)) for task in tqdm(tasks, desc=f"{what} prompts", leave=False, disable=None)]
+    kept = [(task, prompt) for task, prompt in encoded if len(prompt) <= cfg.sampler.max_prompt_tokens]
+    if len(kept) < len(encoded):
+        print(f"{len(encoded) - len(kept)} of {len(encoded)} {what} prompts are longer than sampler.max_prompt_tokens = "
+              f"{cfg.sampler.max_prompt_tokens} and are skipped", flush=True)
+    if not kept:
+        raise RunError(f"no {what} prompt is within sampler.max_prompt_tokens = {cfg.sampler.max_prompt_tokens}")
+    return kept
+
+
+def save_checkpoint(folder: Path, model, tokenizer, optimizer, state: dict, keep: int) -> None:
+    """checkpoints/step-N in Hugging Face format with trainer.pt beside the weights; the oldest beyond `keep` go."""
+    final = folder / "checkpoints" / f"step-{state['step']:06d}"
+    part = final.with_name(final.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    policy.save(model, tokenizer, part)
+    torch.save({"optimizer": optimizer.state_dict(), **state}, part / "trainer.pt")
+    part.rename(final)
+    for old in sorted(final.parent.glob("step-*[0-9]"))[:-keep]:
+        shutil.rmtree(old)
+
+
+def context_length(model) -> int | None:
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+
+def stopwatch():
+    """lap(): seconds since the last lap."""
+    last = [time.perf_counter()]
+
+    def lap() -> float:
+        now = time.perf_counter()
+        seconds, last[0] = now - last[0], now
+        return seconds
+
+    return lap
+
+
+def peak_gb(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
+
+
+if __name__ == "__main__":
+    sys.exit(main())
