@@ -115,7 +115,7 @@ def environment_arguments(cfg: SimpleNamespace, cls: type, own_keys: tuple[str, 
         if key in own_keys:
             continue
         if key in parameters or (anything and f"env.{key}" in cfg.user_keys):
-            arguments[key] = value
+            arguments[key] = _typed("env", key, value, parameters[key].default) if key in parameters else value
         elif f"env.{key}" in cfg.user_keys:
             known = [*own_keys, *parameters]
             raise ConfigError(f"unknown key env.{key}: {cls.__name__} takes no such argument{_nearest(key, known)}; "
@@ -157,13 +157,7 @@ def _check(source: str, section: str, key: str, value: Any, defaults: dict) -> A
             return value
         raise ConfigError(f"{source}: unknown key {key!r} in section [{section}]"
                           f"{_nearest(key, defaults[section])}; [{section}] takes {', '.join(defaults[section])}")
-    kind = type(defaults[section][key])
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind:
-        names = {str: "a string", int: "an integer", float: "a number", bool: "true or false", list: "a list",
-                 dict: "a table"}
-        raise ConfigError(f"{source}: {name} must be {names[kind]}, such as {defaults[section][key]!r}, not {value!r}")
+    value = _typed(f"{source}: {section}", key, value, defaults[section][key])
     allowed = ALLOWED.get(name)
     if isinstance(allowed, tuple) and value not in allowed:
         raise ConfigError(f"{source}: {name} = {value!r}{_nearest(str(value), allowed)}; allowed are "
@@ -174,6 +168,16 @@ def _check(source: str, section: str, key: str, value: Any, defaults: dict) -> A
             bounds = " and ".join([f"at least {low}"] * (low is not None) + [f"at most {high}"] * (high is not None))
             why = f" ({WHY[name]})" if name in WHY else ""
             raise ConfigError(f"{source}: {name} = {value!r} is out of range: it must be {bounds}{why}")
+    return value
+
+
+def _typed(where: str, key: str, value: Any, default: Any) -> Any:
+    """`value` if it has the type of `default` (an integer may stand for a float); any value where the default has no type."""
+    names = {str: "a string", int: "an integer", float: "a number", bool: "true or false", list: "a list", dict: "a table"}
+    if type(default) is float and type(value) is int:
+        return float(value)
+    if type(default) in names and type(value) is not type(default):
+        raise ConfigError(f"{where}.{key} must be {names[type(default)]}, such as {default!r}, not {value!r}")
     return value
 
 

@@ -11,7 +11,8 @@ Read it from `train` down: sample, score, advantage, update, sync, log, save. Ag
   1 and clipping cannot bite. They are computed beforehand only where several updates follow one sampling.
 - A truncated importance weight corrects for the sampler's rounding (Yao et al. 2025), which the paper does not need.
 - Groups in which no reward varies are left out of the update, numerator and denominator (algo.train_dead_groups).
-- |A| is bounded by algo.advantage_clip; weights and AdamW states are float32; dropout is off.
+- Groups with |A| over algo.advantage_clip are scaled down to it as a whole.
+- Weights and AdamW states are float32; dropout is off.
 """
 
 import argparse
@@ -80,6 +81,9 @@ def prepare(cfg: SimpleNamespace, resume: bool) -> SimpleNamespace:
     if unknown:
         raise ValueError(f"env.reward_weights names {unknown[0]!r}; the rewards of {cfg.env.name} are "
                          f"{', '.join(env.reward_names)}")
+    for name, weight in cfg.env.reward_weights.items():
+        if type(weight) not in (int, float) or not math.isfinite(weight):
+            raise ValueError(f"env.reward_weights: the weight of {name} must be a number, not {weight!r}")
     weights = dict(zip(env.reward_names, env.reward_weights)) | cfg.env.reward_weights
     tasks, eval_tasks = env.tasks(cfg.env.split), env.tasks(cfg.eval.split) if cfg.eval.split else []
     if {t.id for t in tasks} & {t.id for t in eval_tasks}:
@@ -223,15 +227,18 @@ def advantages(rollouts: list[Rollout], weights: dict[str, float], cfg: SimpleNa
     advantage = corrgrpo.ESTIMATORS[cfg.algo.advantage](rewards, groups, w, cfg.algo.eps)
     divided_by = corrgrpo.denominators(rewards, groups, w)
     live, bound = divided_by["live"], cfg.algo.advantage_clip or float("inf")
-    for r, a, alive in zip(scored, advantage.clamp(-bound, bound).tolist(), live.tolist()):
+    # Components that cancel leave nothing to divide by. The whole group shrinks: to cut single values would break its mean.
+    largest = torch.zeros(len(rollouts), dtype=torch.float64).scatter_reduce(0, groups, advantage.abs(), "amax")[groups]
+    bounded = advantage * (bound / largest.clamp(min=1e-300)).clamp(max=1.0)
+    for r, a, alive in zip(scored, bounded.tolist(), live.tolist()):
         r.advantage, r.live = a, alive
 
     first = groups.diff(prepend=groups[:1] - 1) != 0            # one rollout of each group: rollouts come group by group
     _, same = rewards.unique(dim=0, return_counts=True)
     metrics |= {
         "reward/total": (rewards @ w).mean().item(),
-        "advantage/abs_mean": advantage.abs().mean().item(),
-        "advantage/clipped": (advantage.abs() > bound).sum().item(),
+        "advantage/abs_mean": bounded.abs().mean().item(),
+        "advantage/clipped": (largest > bound).sum().item(),
         "groups/live": live[first].double().mean().item(),
         # the share of dead groups if every rollout drew its rewards from this batch: sum of p^G over the distinct rows
         "groups/dead_expected": (same / len(scored)).pow(cfg.train.group_size).sum().item(),
@@ -383,7 +390,8 @@ def line(step: int, steps: int, m: dict[str, float]) -> str:
         return f"{label} {m[key]:{form}}" if key in m else f"{label} -"
 
     return " | ".join([
-        f"step {step:{len(str(steps))}d}/{steps}", show("reward", "reward/total", ".3f"), show("|A|", "advantage/abs_mean", ".2f"),
+        f"step {step:{len(str(steps))}d}/{steps}", show("reward", "reward/total", ".3f"),
+        show("|A|", "advantage/abs_mean", ".2f"),
         show("live", "groups/live", ".2f") + f" ({1 - m.get('groups/dead_expected', 0):.2f} expected)",
         show("loss", "loss", "+.3f"), show("grad", "grad_norm", ".2f"), show("tokens", "response/length", ".0f"),
         show("diff", "logprob_diff/mean", ".3f"), f"errors {m['rollouts/errors']}",

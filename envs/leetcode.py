@@ -33,9 +33,10 @@ class LeetCode:
 
     def __init__(self, data: str = "starter", timeout: float = 5.0, memory_mb: int = 1024, workers: int = 0,
                  sandbox: str = "auto"):
-        """data: "starter"; a .jsonl, .jsonl.gz or .parquet file, where "{split}" stands for the split's name, looked for
-        as given and then under $CORRGRPO_DATA; or a data set name on the Hugging Face hub. timeout: seconds a program may
-        run. workers: programs side by side, 0 for one a core. sandbox: "strict" refuses to run without every layer."""
+        """data: "starter" or "starter-easy"; a .jsonl, .jsonl.gz or .parquet file, where "{split}" stands for the split's
+        name, looked for as given and then under $CORRGRPO_DATA; or a data set name on the Hugging Face hub. timeout:
+        seconds a program may run. workers: programs side by side, 0 for one a core. sandbox: "strict" refuses to run
+        where a layer is missing."""
         self.data = data
         self.limits = {"timeout": timeout, "memory_mb": memory_mb, "workers": workers or None, "mode": sandbox}
 
@@ -54,14 +55,15 @@ class LeetCode:
 
 def load_rows(data: str, split: str) -> list[dict[str, Any]]:
     """The rows of a split in LeetCodeDataset's schema. Raises ValueError that names the file and the line."""
-    name = str(STARTER / "starter-{split}.jsonl") if data == "starter" else data
+    name = str(STARTER / "starter-{split}.jsonl") if data in ("starter", "starter-easy") else data
     path = find_file(name.replace("{split}", split))
     if path is None:
         if name.count("/") == 1 and not name.endswith((".jsonl", ".gz", ".parquet")):
             return _checked(_from_hub(name, split), name)
         raise ValueError(f"env.data = {data!r}: there is no file {name.replace('{split}', split)!r}, neither here nor under "
                          f"$CORRGRPO_DATA ({os.environ.get('CORRGRPO_DATA', 'not set')})")
-    return _checked(_from_file(path), str(path))
+    rows = _checked(_from_file(path), str(path))
+    return [row for row in rows if row["difficulty"] == "Easy"] if data == "starter-easy" else rows
 
 
 def find_file(name: str) -> Path | None:

