@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from rewards import sandbox
+from rewards import sandbox, trees
 
 NAMES = ("format", "syntax", "compile", "runtime", "pass", "ast", "efficiency")
 WEIGHTS = dict(zip(NAMES, (0.05, 0.05, 0.05, 0.25, 0.60, 0.30, 0.20)))
@@ -89,7 +89,7 @@ def extract_code(reply: str, entry_point: str) -> str | None:
 
 
 def similarity(first: str, second: str) -> float:
-    """Ratio in [0, 1] of matching tokens of two `sandbox.shape` strings, as difflib finds them."""
+    """Ratio in [0, 1] of matching tokens of two `trees.shape` strings, as difflib finds them."""
     return difflib.SequenceMatcher(None, first, second, autojunk=False).ratio()
 
 
@@ -191,7 +191,7 @@ def _defines(code: str, entry_point: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _reference_shape(completion: str) -> str | None:
     try:
-        return sandbox.shape(ast.parse(completion)) if completion else None
+        return trees.shape(ast.parse(completion)) if completion else None
     except (SyntaxError, ValueError, RecursionError):
         return None
 

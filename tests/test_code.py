@@ -112,20 +112,29 @@ def test_the_cache_holds_times_and_no_verdicts(tmp_path):
 
 
 def test_an_infrastructure_failure_is_no_score_and_spares_the_others(monkeypatch):
-    sandbox.layers()
-    start = sandbox.subprocess.Popen
+    attempt, wrong = sandbox._attempt, fenced("class Solution:\n    def f(self, n): return -1")
 
-    def fail_for_one(*args, **kwargs):
-        fail_for_one.calls += 1
-        if fail_for_one.calls == 1:
+    def fail(job, test):
+        if "return -2" in job["answer"]:
             raise BlockingIOError(11, "Resource temporarily unavailable")
-        return start(*args, **kwargs)
-    fail_for_one.calls = 0
-    monkeypatch.setattr(sandbox.subprocess, "Popen", fail_for_one)
-    wrong = fenced("class Solution:\n    def f(self, n): return -1")
-    results = code.score([wrong] * 3, [ROW] * 3, workers=1)
-    assert [bool(result["error"]) for result in results] == [True, False, False]
-    assert results[0]["status"] is None and results[1]["status"] == "failed"
+        return attempt(job, test)
+    monkeypatch.setattr(sandbox, "_attempt", fail)
+    results = code.score([wrong, wrong.replace("-1", "-2"), wrong], [ROW] * 3)
+    assert [bool(result["error"]) for result in results] == [False, True, False]
+    assert [result["status"] for result in results] == ["failed", None, "failed"]
+
+
+def test_a_machine_that_starts_no_process_gives_errors_and_recovers(monkeypatch):
+    sandbox.layers()
+    sandbox.close()
+
+    def refuse(*args, **kwargs):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    with monkeypatch.context() as patch:
+        patch.setattr(sandbox.subprocess, "Popen", refuse)
+        results = code.score([fenced(FAST)] * 3, [ROW] * 3)
+    assert all(result["status"] is None and "unavailable" in result["error"] for result in results)
+    assert code.score([fenced(FAST)], [ROW])[0]["status"] == "passed"
 
 
 def test_ast_is_blind_to_names_and_literals_and_needs_parsing_only():

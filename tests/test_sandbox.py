@@ -196,6 +196,7 @@ def test_no_process_file_or_folder_outlives_a_run():
         test = "def check(candidate):\\n    assert candidate(2) == 4"
         run = lambda body: sandbox.run("import os, time", "def f(x):\\n" + body, test, "f", timeout=0.25).status
         run("    return 4")
+        template = set(os.listdir("/proc"))
         files = len(os.listdir("/proc/self/fd"))
         statuses = [run(body) for body in (
             "    if os.fork() == 0:\\n        os.setsid()\\n        if os.fork() == 0: time.sleep(1000)\\n    return 4",
@@ -206,14 +207,14 @@ def test_no_process_file_or_folder_outlives_a_run():
         ten = lambda: [run("    while True: pass") for _ in range(10)]
         threads = [threading.Thread(target=ten) for _ in range(2)]
         [t.start() for t in threads], [t.join() for t in threads]
-        processes = [p for p in os.listdir("/proc") if p.isdigit() and int(p) != os.getpid()]
+        processes = [p for p in os.listdir("/proc") if p.isdigit() and p not in template]
         files = len(os.listdir("/proc/self/fd")) - files
         print(json.dumps([statuses, processes, files, os.listdir(tempfile.tempdir)]))
         os.rmdir(tempfile.tempdir)
         """)
     statuses, *left = found
     assert left == [[], 0, []]
-    assert statuses[0] == "passed" and statuses[2] == "failed"
+    assert statuses[0] == "passed"
     assert "passed" not in statuses[1:]
 
 

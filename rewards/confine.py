@@ -1,0 +1,101 @@
+"""What Linux offers to shut a process in, by system call where Python 3.11 has no function for it.
+
+Everything here says whether it worked and never raises: what is missing on a machine is a missing layer (sandbox.py).
+"""
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import struct
+import sys
+import sysconfig
+
+NEWNS, NEWIPC, NEWUSER, NEWPID = 0x20000, 0x8000000, 0x10000000, 0x20000000  # of unshare(2)
+FOLDER = "/dev/shm"   # where a program's own tmpfs lies: exists everywhere, and no Python is installed there
+FOLDER_BYTES = 32 << 20
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same numbers on every architecture
+_WRITE, _READ, _READ_DIR = 1 << 1, 1 << 2, 1 << 3
+_EXECUTE, _DEVICES = 1 << 0, 1 << 6 | 1 << 11
+
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def unshare(flags: int) -> bool:
+    return _libc is not None and _libc.unshare(flags) == 0
+
+
+def fork_as_init() -> int:
+    """Fork a child that is process 1 of a new pid namespace, or an ordinary child where that is not allowed."""
+    home = os.open("/proc/self/ns/pid", os.O_RDONLY) if unshare(NEWPID) else None
+    try:
+        return os.fork()
+    finally:
+        if home is not None:  # unshare(2) holds for all later children: back to our own
+            _libc.setns(home, NEWPID)
+            os.close(home)
+
+
+def private_mounts() -> bool:
+    """A /proc that shows this pid namespace only, and an empty folder in memory, for this process and its children."""
+    if os.getpid() != 1 or not unshare(NEWNS | NEWIPC):
+        return False
+    options = f"size={FOLDER_BYTES},nr_inodes=1000,mode=0777".encode()
+    nosuid_nodev_noexec = 2 | 4 | 8
+    return (_libc.mount(b"proc", b"/proc", b"proc", nosuid_nodev_noexec, None) == 0
+            and _libc.mount(b"tmpfs", FOLDER.encode(), b"tmpfs", nosuid_nodev_noexec, options) == 0)
+
+
+def die_with_parent() -> None:
+    if _libc is not None:
+        _libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
+def no_new_privs() -> bool:
+    return _libc is not None and _libc.prctl(38, 1, 0, 0, 0) == 0
+
+
+def drop_capabilities() -> None:
+    """Those that a new user namespace brings: they would hold for what the program creates in it."""
+    if _libc is not None:
+        _libc.capset(struct.pack("=Ii", 0x20080522, 0), bytes(24))
+
+
+def limit(kind: int, value: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    with contextlib.suppress(OSError, ValueError):  # macOS refuses some
+        resource.setrlimit(kind, (value, value))
+
+
+def landlock(folder: str) -> bool:
+    """From now on this process reads the Python library, shared libraries and `folder`, writes in `folder` alone, executes
+    nothing, reaches no TCP port, and signals and abstract sockets of its own kind only (the last two as the kernel's version
+    allows). Needs no_new_privs. See landlock(7)."""
+    version = _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1) if _libc is not None else -1
+    if version < 1:
+        return False
+    handled = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
+    rules = struct.pack("=QQQ", handled, 3, 3)[:24 if version >= 6 else 16 if version >= 4 else 8]  # files, TCP, scopes
+    ruleset = _libc.syscall(_CREATE_RULESET, rules, ctypes.c_size_t(len(rules)), 0)
+    if ruleset < 0:
+        return False
+    allow = dict.fromkeys((*_LIBRARIES, *sys.path), _READ | _READ_DIR)
+    allow |= {"/dev/null": _READ | _WRITE, "/dev/urandom": _READ, "/dev/zero": _READ, "/etc/localtime": _READ}
+    allow[folder] = handled & ~_EXECUTE & ~_DEVICES
+    for path, access in allow.items():
+        with contextlib.suppress(OSError):  # not on this machine
+            fd = os.open(path, os.O_PATH)
+            access &= -1 if os.path.isdir(path) else ~_READ_DIR
+            _libc.syscall(_ADD_RULE, ruleset, 1, struct.pack("=Qi", access, fd), 0)
+            os.close(fd)
+    done = _libc.syscall(_RESTRICT_SELF, ruleset, 0) == 0
+    os.close(ruleset)
+    return done
+
+
+_LIBRARIES = tuple(path for path in (
+    sysconfig.get_path("stdlib"), sysconfig.get_config_var("LIBDIR"), "/lib", "/lib64", "/usr/lib", "/usr/lib64",
+    "/etc/ld.so.cache", "/usr/share/zoneinfo") if path)

@@ -1,0 +1,440 @@
+"""What runs inside the sandbox: a template that is started once, and for each program a checker and a candidate.
+
+    template    has Python and the usual modules loaded; forks a checker per program and knows nothing else
+    checker     trusted, process 1 of the program's own pid namespace: executes the header, forks the candidate, reads the
+                test only then, and runs the test's `check` on a proxy of the candidate
+    candidate   untrusted: parses, compiles and defines the answer, and answers calls
+
+The candidate never holds an expected value, nor the channel on which the verdict travels. Results come back as plain
+values (wire.py). Until the candidate executes the answer its word is good: it parses, so that a hostile text crashes,
+starves or blocks nobody else.
+"""
+
+import ast
+import builtins
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import math
+import os
+import pickle
+import random
+import re
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+import types
+import warnings
+from collections.abc import Callable
+
+from rewards import confine, trees, wire
+
+STARTUP_SECONDS = 30.0  # beyond this a candidate that has not begun is an infrastructure failure
+TICK = 0.01             # seconds between two looks at a candidate that is busy
+GRACE = 0.5             # seconds that a program may sleep beyond `timeout`
+HARD_FACTOR = 4.0       # no program is given more than so many times `timeout`, however busy the machine is
+MAX_STARTED = 256       # processes and threads that a program may start in its life
+MAX_MESSAGE = 64 << 20  # bytes of one call or result
+FILE_BYTES = 16 << 20   # a program may write so much to a file
+OUT_OF_MEMORY = 77      # the candidate's exit status when it cannot even say so
+PRELOADED = ("bisect", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "itertools", "json",
+             "math", "operator", "queue", "random", "re", "statistics", "string", "threading", "typing")
+
+
+# ---------------------------------------------------------------- the template
+
+
+def template(control_fd: int, parent_fd: int, site: list[str]) -> None:
+    """Fork a checker for each header that comes with a program's socket, until the other side has closed, or has died:
+    `parent_fd` is a pidfd of it, or -1. Never returns."""
+    sys.path += site
+    warnings.simplefilter("ignore")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)   # process 1 of a namespace ignores what it does not handle
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a checker
+    load("\n".join(f"import {module}" for module in PRELOADED))
+    control, poll = socket.socket(fileno=control_fd), select.poll()
+    poll.register(control, select.POLLIN)
+    if parent_fd >= 0:
+        poll.register(parent_fd, select.POLLIN)
+    control.sendall(b"ready\n")
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        os.dup2(null, fd)
+    while all(fd == control_fd for fd, _ in poll.poll()):
+        size, received, *_ = socket.recv_fds(control, 8, 1)
+        if not size:
+            break
+        load(control.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL).decode("utf-8", "surrogatepass"))
+        job_fd = received[0]
+        try:
+            if confine.fork_as_init() == 0:
+                checker(job_fd)
+        except OSError as problem:
+            wire.send(job_fd, json.dumps({"error": f"no process for the checker: {problem}"}).encode())
+        os.close(job_fd)
+    os._exit(0)
+
+
+@functools.lru_cache(maxsize=256)
+def load(header: str) -> types.CodeType | Exception:
+    """Compile a header and import what it imports, so that forks find both done."""
+    for module in re.findall(r"^(?:from|import)[ \t]+([\w.]+)", header, re.MULTILINE):
+        with contextlib.suppress(Exception):  # executing the header will show it
+            importlib.import_module(module)
+    try:
+        return compile(header, "<header>", "exec", dont_inherit=True)
+    except Exception as problem:
+        return problem
+    finally:
+        gc.collect()
+        gc.freeze()  # what is here stays: no fork need look through it
+
+
+# ---------------------------------------------------------------- the checker
+
+
+def checker(job_fd: int) -> None:
+    """Judge one program; reports a frame for each stage, one with "status" or "error" being the last. Never returns."""
+    def report(**what: object) -> None:
+        with contextlib.suppress(OSError):  # if nobody listens any more
+            wire.send(3, json.dumps(what).encode())
+
+    try:
+        confine.die_with_parent()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.dup2(job_fd, 3)
+        os.closerange(4, 256)
+        judge(report)
+    except BadRow as problem:
+        report(error=str(problem))
+    except BaseException:
+        report(error=f"the checker broke: {traceback.format_exc(limit=-3)}")
+    finally:
+        os._exit(0)
+
+
+def judge(report: Callable) -> None:
+    """Execute the header, fork the candidate, have it parse and compile the answer, run the test on it."""
+    job = json.loads(wire.receive(3))
+    mounted = confine.private_mounts()
+    folder = confine.FOLDER if mounted else job["folder"]
+    os.chdir(folder)
+    for kind, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, 64), (resource.RLIMIT_FSIZE, FILE_BYTES)):
+        confine.limit(kind, value)
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    random.seed(0)
+    try:
+        code = load(job["header"])
+        if isinstance(code, Exception):
+            raise code
+        exec(code, main.__dict__)
+    except Exception:
+        raise BadRow(f"the row's header fails: {traceback.format_exc(limit=-1)}") from None
+    classes = {name: value for name, value in vars(main).items()
+               if isinstance(value, type) and value.__module__ == "__main__"}
+    (call_read, call_write), (result_read, result_write) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        for fd in (3, call_write, result_read):
+            os.close(fd)
+        candidate(call_read, result_write, classes, folder, job)
+    os.close(call_read)
+    os.close(result_write)
+    proxy = Proxy(pid, result_read, call_write, classes, job)
+    confine.limit(resource.RLIMIT_AS, max(job["memory"], 1 << 30))
+    confine.limit(resource.RLIMIT_CPU, math.ceil(job["timeout"]) + 2)  # for a result that keeps the checker busy
+    test = json.loads(wire.receive(3))["test"]  # only now, when the candidate is a process of its own
+
+    proxy.allow(STARTUP_SECONDS)
+    report(stage="started", layers=["namespaces"] * mounted + proxy.result())
+    proxy.allow()
+    for stage, status in (("parsed", "syntax_error"), ("compiled", "compile_error")):
+        try:
+            report(stage=stage, **proxy.result())
+        except (Exception, Stop) as problem:
+            return report(status=status, detail=describe(problem))
+    try:
+        exec(compile(test, "<test>", "exec", dont_inherit=True), main.__dict__)
+        check = main.check
+    except Exception as problem:
+        raise BadRow(f"the row's test fails to load: {describe(problem)}") from None
+
+    begun, started, detail = None, proxy.started(), ""
+    try:
+        proxy.allow()
+        proxy.exchange("define")
+        begun = proxy.cpu()
+        check(proxy)
+        status = "passed"
+    except AssertionError as problem:  # of the test: the candidate's own arrive as Stop
+        status, detail = "failed", describe(problem)
+    except MemoryError as problem:
+        status, detail = "memory", describe(problem)
+    except (Exception, Stop, SystemExit) as problem:
+        status, detail = "runtime_error", describe(problem)
+    if proxy.stopped is not None:  # whatever the test made of it
+        status, detail = proxy.stopped
+    alone = proxy.started() == started  # else some of its time may have been spent where the clock does not see it
+    proxy.end()
+    seconds = max(proxy.cpu() - begun, 0.0) if begun is not None and alone else None
+    report(status=status, detail=detail, cpu_seconds=seconds)
+
+
+class BadRow(Exception):
+    """Header or test cannot be used: says nothing about the answer."""
+
+
+class Stop(BaseException):
+    """The candidate ended, or must; not an Exception, so that a test's own `except Exception` does not hide it."""
+
+
+class Proxy:
+    """What the test calls: sends the arguments to the candidate and returns, or raises, what comes back.
+
+    `timeout` bounds the CPU time of the candidate, and also its wall time, less what it and the checker waited for a core:
+    a program that sleeps ends after `timeout` and a little, one on a busy machine has the seconds it was promised.
+    """
+
+    def __init__(self, pid: int, read_fd: int, write_fd: int, classes: dict[str, type], job: dict):
+        self._pid, self._read_fd, self._write_fd, self._classes = pid, read_fd, write_fd, classes
+        self._timeout, self._memory = job["timeout"], job["memory"]
+        self._reaped, self._last_cpu, self._watched, self._buffer = None, 0.0, 0.0, bytearray()
+        self._readable, self._writable = select.poll(), select.poll()
+        self._readable.register(read_fd, select.POLLIN)
+        self._writable.register(write_fd, select.POLLOUT)
+        os.set_blocking(write_fd, False)
+        self.stopped: tuple[str, str] | None = None
+
+    def __call__(self, *args, **kwargs):
+        value, changed = self.exchange((args, kwargs))
+        if changed is not None:
+            wire.update([args, kwargs], changed, self._classes)
+        return value
+
+    def allow(self, seconds: float | None = None) -> None:
+        """Start the clocks."""
+        self._limit = self._timeout if seconds is None else seconds
+        self._begun, self._begun_cpu, self._begun_busy = time.monotonic(), self.cpu(), self._busy_elsewhere()
+        self._deadline = self._begun + self._limit + GRACE
+
+    def cpu(self) -> float:
+        """CPU seconds of the candidate so far, by the kernel's per-process clock; elsewhere known only at the end."""
+        if self._reaped is None and sys.platform == "linux":
+            self._last_cpu = time.clock_gettime((~self._pid << 3) | 2)
+        return self._last_cpu
+
+    def started(self) -> int:
+        """How many processes and threads this pid namespace has seen."""
+        if os.getpid() != 1:
+            return 0
+        return int(look("/proc/loadavg").split()[-1])
+
+    def end(self) -> int:
+        """Kill and reap the candidate and all its descendants; returns its wait status."""
+        if self._reaped is None:
+            self.cpu()  # the last reading
+            for kill, target in ((os.kill, -1 if os.getpid() == 1 else self._pid), (os.killpg, self._pid)):
+                with contextlib.suppress(OSError):
+                    kill(target, signal.SIGKILL)
+            self._reaped = os.waitpid(self._pid, 0)[1]
+            with contextlib.suppress(ChildProcessError):
+                while os.getpid() == 1:
+                    os.waitpid(-1, 0)
+            if sys.platform != "linux":
+                usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+                self._last_cpu = usage.ru_utime + usage.ru_stime
+        return self._reaped
+
+    def exchange(self, message: object) -> object:
+        if self.stopped:
+            raise Stop(self.stopped[1])
+        view = memoryview(wire.frame(wire.encode(message, self._classes)))
+        while view:
+            try:
+                view = view[os.write(self._write_fd, view):]
+            except BlockingIOError:
+                self._wait(self._writable)
+            except OSError:
+                raise self._ended() from None
+        return self.result()
+
+    def result(self) -> object:
+        """What the candidate says next. An exception that a test may expect is raised; everything else is a Stop."""
+        size = int.from_bytes(self._read(8), "big")
+        if size > MAX_MESSAGE:
+            raise self._stop("memory", "the result is too large")
+        data = self._read(size)
+        try:
+            kind, value = wire.decode(data, self._classes)
+            if kind == "value":
+                return value
+            name, text = str(value[0])[:100], str(value[-1])[:200]
+            error_type = getattr(builtins, name, None)
+        except MemoryError:
+            raise self._stop("memory", "the result is too large") from None
+        except Exception as problem:
+            raise self._stop("runtime_error", f"unreadable result: {describe(problem)}") from None
+        if name == "MemoryError":
+            raise self._stop("memory", text)
+        if name != "AssertionError" and isinstance(error_type, type) and issubclass(error_type, Exception):
+            try:
+                error = error_type(text)
+            except TypeError:
+                error = Exception(text)
+            raise error
+        raise self._stop("runtime_error", f"{name}: {text}")
+
+    def _read(self, size: int) -> bytes:
+        while len(self._buffer) < size:
+            self._wait(self._readable)
+            chunk = os.read(self._read_fd, 1 << 16 if len(self._buffer) < 1 << 16 else 1 << 20)
+            if not chunk:
+                raise self._ended()
+            self._buffer += chunk
+        data = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return data
+
+    def _wait(self, poll: select.poll) -> None:
+        """Until the pipe is ready, as long as the candidate keeps within its limits."""
+        while True:
+            ready, now = poll.poll(1000 * TICK), time.monotonic()
+            if self.cpu() - self._begun_cpu >= self._limit or (now >= self._deadline and self._late(now)):
+                raise self._stop("timeout", "out of time")
+            if now >= self._watched + TICK:
+                self._watch()
+                self._watched = now
+            if ready:
+                return
+
+    def _late(self, now: float) -> bool:
+        """Whether the time is up, counted without what was spent in the checker or waiting for a core."""
+        self._deadline = self._begun + min(self._limit + GRACE + self._busy_elsewhere() - self._begun_busy,
+                                           self._limit * HARD_FACTOR + GRACE)
+        return now >= self._deadline
+
+    def _busy_elsewhere(self) -> float:
+        """Seconds that candidate and checker have waited for a core, and the checker's own CPU time."""
+        waited = 0
+        for pid in (self._pid, "self"):
+            with contextlib.suppress(OSError, IndexError):
+                waited += int(look(f"/proc/{pid}/schedstat").split()[1])
+        return waited / 1e9 + time.process_time()
+
+    def _watch(self) -> None:
+        """rlimits count by process: end a program that starts too many, or whose processes hold too much together."""
+        started = self.started()
+        if started > MAX_STARTED:
+            raise self._stop("runtime_error", "too many processes")
+        if started <= self._pid:
+            return
+        pages = 0
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError, IndexError):
+                _, resident, shared, *_ = look(f"/proc/{pid}/statm").split()
+                pages += int(resident) - int(shared)
+        if pages * resource.getpagesize() > self._memory:
+            raise self._stop("memory", "out of memory, all processes together")
+
+    def _stop(self, status: str, detail: str) -> Stop:
+        self.stopped = self.stopped or (status, detail)
+        self.end()
+        return Stop(detail)
+
+    def _ended(self) -> Stop:
+        status = self.end()
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == OUT_OF_MEMORY:
+            return self._stop("memory", "out of memory")
+        return self._stop("runtime_error", f"the program ended early (wait status {status})")
+
+
+# ---------------------------------------------------------------- the candidate
+
+
+def candidate(read_fd: int, write_fd: int, classes: dict[str, type], folder: str, job: dict) -> None:
+    """The untrusted process: parse, compile and define the answer, then answer calls until killed. Never returns."""
+    answer, space, entry = job["answer"], sys.modules["__main__"].__dict__, []
+
+    def parse() -> dict:
+        tree = ast.parse(answer)
+        return {"shape": trees.shape(tree), "defines": trees.binds(tree, job["entry_point"])}
+
+    def compile_all() -> dict:
+        # An answer that parses alone cannot alter how the test parses, so header + answer, and the test, compile together
+        # exactly when they compile one by one.
+        compile(job["header"] + "\n" + answer, "<program>", "exec", dont_inherit=True)
+        return {}
+
+    def define() -> None:
+        exec(compile(answer, "<answer>", "exec", dont_inherit=True), space)
+        entry.append(eval(job["entry_point"], space))
+
+    def call() -> tuple:
+        args, kwargs = wire.decode(data, classes)
+        sent = [value for value in (*args, *kwargs.values()) if type(value) not in (int, str, float, bool, type(None))]
+        before = wire.encode(sent, classes)
+        value = entry[0](*args, **kwargs)
+        return value, [args, kwargs] if wire.encode(sent, classes) != before else None
+
+    def attempt(function: Callable) -> None:
+        try:
+            reply = "value", function()
+        except BaseException as problem:
+            reply = "raised", describe(problem).split(": ", 1)
+        try:
+            encoded = wire.encode(reply, classes)
+        except (RecursionError, pickle.PicklingError):
+            encoded = wire.encode(("value", (wire.Opaque(), None)), classes)
+        wire.send(write_fd, encoded)
+
+    try:
+        attempt(lambda: shut_in(folder, job))
+        random.seed(0)  # forking drew a new one; an answer that draws gets the same verdict every time
+        attempt(parse)
+        attempt(compile_all)
+        wire.receive(read_fd)  # the test is loaded
+        attempt(define)
+        while True:
+            data = wire.receive(read_fd)
+            attempt(call)
+    except MemoryError:
+        os._exit(OUT_OF_MEMORY)
+    except BaseException:
+        os._exit(1)
+
+
+def shut_in(folder: str, job: dict) -> list[str]:
+    """Give up every right that an answer has no use for; the names of the layers reached."""
+    held = 0
+    with contextlib.suppress(OSError):
+        held = int(look("/proc/self/statm").split()[0]) * resource.getpagesize()
+    confine.limit(resource.RLIMIT_AS, held + job["memory"])  # what was there before the answer is not its own
+    confine.limit(resource.RLIMIT_CPU, math.ceil(3 * job["timeout"]) + 1)  # a backstop: the proxy looks more closely
+    os.setsid()
+    reached = {"candidate_namespace": confine.unshare(confine.NEWUSER), "no_new_privs": confine.no_new_privs()}
+    confine.drop_capabilities()
+    reached["landlock"] = reached["no_new_privs"] and confine.landlock(folder)
+    confine.die_with_parent()  # last: a change of rights undoes it
+    return [name for name, there in reached.items() if there]
+
+
+def look(path: str) -> bytes:
+    """The text of a small file of /proc."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(fd, 4096)
+    finally:
+        os.close(fd)
+
+
+def describe(problem: BaseException) -> str:
+    try:
+        return f"{type(problem).__name__}: {problem}"[:200]
+    except Exception:
+        return f"{type(problem).__name__}: "
