@@ -44,7 +44,8 @@ def score(replies: Sequence[str], rows: Sequence[dict], *, timeout: float = 5.0,
 
     status       passed, failed (an assertion of the test), runtime_error, timeout, memory, compile_error, syntax_error,
                  no_code; None where `error` is set
-    cpu_seconds  CPU time of the test run; None if it did not begin
+    cpu_seconds  CPU time of the test run, as first measured on this machine; None if it did not begin, or cannot be told
+                 because the answer started processes or threads
     error        None, or why there is NO SCORE: the sandbox broke, or the row is unusable. Never what the model did
                  wrong. The components are then 0.0 and mean nothing
 
@@ -60,20 +61,9 @@ def score(replies: Sequence[str], rows: Sequence[dict], *, timeout: float = 5.0,
         raise ValueError(f"{len(replies)} replies for {len(rows)} rows")
     sandbox.require(mode)
     runner = functools.partial(sandbox.run, timeout=timeout, memory_mb=memory_mb)
-    timings = _timings_at(_timings_path())
     with ThreadPoolExecutor(workers or _cores()) as pool:
-        scores = list(pool.map(lambda reply, row: _guard(_judge, reply, row, runner, timings), replies, rows))
-        passed = {i: _program(rows[i], rows[i].get("completion") or "")
-                  for i, result in enumerate(scores) if result["status"] == "passed"}
-        references = {program: rows[i] for i, program in passed.items()}
-        seconds = pool.map(lambda row: _guard(_reference_seconds, row, runner, timings), references.values())
-        measured = dict(zip(references, seconds))
-    for i, program in passed.items():
-        reference = measured[program]
-        if isinstance(reference, dict):  # infrastructure again: no score
-            scores[i] = dict(reference)
-        elif reference > 0 and scores[i]["cpu_seconds"] is not None:
-            scores[i]["efficiency"] = min(max(1 - scores[i]["cpu_seconds"] / reference, 0.0), 1.0)
+        scores = list(pool.map(lambda reply, row: _guard(_judge, reply, row, runner), replies, rows))
+        _add_times(scores, replies, rows, runner, pool)
     return scores
 
 
@@ -93,7 +83,7 @@ def similarity(first: str, second: str) -> float:
     return difflib.SequenceMatcher(None, first, second, autojunk=False).ratio()
 
 
-def _judge(reply: str, row: dict, runner: Callable, timings: "_Timings") -> dict:
+def _judge(reply: str, row: dict, runner: Callable) -> dict:
     if not isinstance(reply, str):
         raise TypeError(f"a reply must be text, not {type(reply).__name__}")
     header, test, entry_point = row["prompt"], row["test"], row["entry_point"]
@@ -110,28 +100,45 @@ def _judge(reply: str, row: dict, runner: Callable, timings: "_Timings") -> dict
     reference = _reference_shape(row.get("completion") or "")
     if ran.shape is not None and reference is not None:
         result["ast"] = _similarity(ran.shape, reference)
-    if ran.status == "passed" and ran.cpu_seconds is not None:
-        result["cpu_seconds"] = timings.keep(_key("answer", _program(row, code)), ran.cpu_seconds)
     return result
 
 
-def _reference_seconds(row: dict, runner: functools.partial, timings: "_Timings") -> float | dict:
-    """Mean CPU seconds of four runs of the reference, 0.0 where one of them fails; measured once per machine."""
+def _add_times(scores: list[dict], replies: Sequence[str], rows: Sequence[dict], runner: functools.partial,
+               pool: ThreadPoolExecutor) -> None:
+    """Replace the times of programs that were timed before on this machine, and set `efficiency` where the test passed."""
+    timings = _timings_at(_timings_path())
+    timed = {i: _key("answer", rows[i], extract_code(replies[i], rows[i]["entry_point"]))
+             for i, result in enumerate(scores) if result["cpu_seconds"] is not None}
+    stands = timings.keep({key: scores[i]["cpu_seconds"] for i, key in reversed(timed.items())})
+    for i, key in timed.items():
+        scores[i]["cpu_seconds"] = stands[key]
+
+    references = {i: _key("reference", rows[i], rows[i].get("completion") or "", *runner.keywords.values())
+                  for i in timed if scores[i]["status"] == "passed"}
+    known = timings.keep(dict.fromkeys(references.values()))
+    runs = {key: [pool.submit(_guard, _run_reference, rows[i], runner) for _ in range(REFERENCE_RUNS)]
+            for i, key in references.items() if key not in known}
+    done = {key: [run.result() for run in four] for key, four in runs.items()}
+    errors = {key: run["error"] for key, four in done.items() for run in four if run["error"]}
+    known |= timings.keep({key: _mean(four) for key, four in done.items() if key not in errors})
+    for i, key in references.items():
+        if key in errors:
+            scores[i] = _failure(f"the reference could not be timed: {errors[key]}")
+        elif known[key] > 0:
+            scores[i]["efficiency"] = min(max(1 - scores[i]["cpu_seconds"] / known[key], 0.0), 1.0)
+
+
+def _run_reference(row: dict, runner: Callable) -> dict:
     if not row.get("completion"):
-        return 0.0
-    key = _key("reference", _program(row, row["completion"]), runner.keywords)
-    known = timings.get(key)
-    if known is not None:
-        return known
-    total = 0.0
-    for _ in range(REFERENCE_RUNS):
-        ran = runner(row["prompt"], row["completion"], row["test"], row["entry_point"])
-        if ran.error is not None:
-            return _failure(f"the reference could not be timed: {ran.error}")
-        if ran.status != "passed" or ran.cpu_seconds is None:
-            return timings.keep(key, 0.0)
-        total += ran.cpu_seconds
-    return timings.keep(key, total / REFERENCE_RUNS)
+        return _result("no_code")
+    ran = runner(row["prompt"], row["completion"], row["test"], row["entry_point"])
+    return _result(ran.status, cpu_seconds=ran.cpu_seconds, error=ran.error)
+
+
+def _mean(runs: list[dict]) -> float:
+    """Mean CPU seconds, 0.0 where a run failed or its time cannot be told."""
+    seconds = [run["cpu_seconds"] if run["status"] == "passed" else None for run in runs]
+    return 0.0 if None in seconds else sum(seconds) / len(seconds)
 
 
 def _guard(function, *args) -> object:
@@ -151,10 +158,6 @@ def _result(status: str | None, *, format: bool = False, cpu_seconds: float | No
 
 def _failure(error: str) -> dict:
     return _result(None, error=error)
-
-
-def _program(row: dict, code: str) -> str:
-    return "\n".join((row["prompt"], code, row["test"], f"check({row['entry_point']})"))
 
 
 def _cores() -> int:
@@ -209,33 +212,29 @@ class _Timings:
     def __init__(self, path: Path):
         self._path, self._memory, self._lock, self._broken = path, {}, threading.Lock(), False
 
-    def get(self, key: str) -> float | None:
+    def keep(self, measured: dict[str, float | None]) -> dict[str, float]:
+        """Store what is new (None: nothing was measured); returns what stands for these keys."""
         with self._lock:
-            if key not in self._memory:
-                for (seconds,) in self._execute("SELECT seconds FROM timings WHERE key = ?", key):
-                    self._memory[key] = seconds
-            return self._memory.get(key)
+            new = {key: seconds for key, seconds in measured.items() if key not in self._memory}
+            if new and not self._broken:
+                try:
+                    self._exchange(new)
+                except (OSError, sqlite3.Error) as problem:
+                    self._broken = True
+                    log.warning("timings are not cached on disk, %s cannot be used: %s", self._path, problem)
+            for key, seconds in new.items():
+                if seconds is not None:
+                    self._memory.setdefault(key, seconds)
+            return {key: self._memory[key] for key in measured if key in self._memory}
 
-    def keep(self, key: str, seconds: float) -> float:
-        """Store, unless another was first; returns what is stored."""
-        if self.get(key) is None:
-            with self._lock:
-                self._execute("INSERT OR IGNORE INTO timings VALUES (?, ?)", key, seconds)
-        known = self.get(key)
-        return self._memory.setdefault(key, seconds) if known is None else known
-
-    def _execute(self, statement: str, *values: object) -> list[tuple]:
-        if self._broken:
-            return []
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.closing(sqlite3.connect(self._path, timeout=10)) as database, database:
-                database.execute("CREATE TABLE IF NOT EXISTS timings (key TEXT PRIMARY KEY, seconds REAL NOT NULL)")
-                return database.execute(statement, values).fetchall()
-        except (OSError, sqlite3.Error) as problem:
-            self._broken = True
-            log.warning("timings are not cached on disk, %s cannot be used: %s", self._path, problem)
-            return []
+    def _exchange(self, new: dict[str, float | None]) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.closing(sqlite3.connect(self._path, timeout=10)) as database, database:
+            database.execute("CREATE TABLE IF NOT EXISTS timings (key TEXT PRIMARY KEY, seconds REAL NOT NULL)")
+            database.executemany("INSERT OR IGNORE INTO timings VALUES (?, ?)",
+                                 [(key, seconds) for key, seconds in new.items() if seconds is not None])
+            for key in new:
+                self._memory.update(database.execute("SELECT key, seconds FROM timings WHERE key = ?", (key,)))
 
 
 @functools.cache
@@ -248,9 +247,10 @@ def _timings_path() -> Path:
     return (Path(folder) if folder else Path.home() / ".cache" / "corrgrpo") / "timings.sqlite"
 
 
-def _key(*parts: object) -> str:
-    text = "\0".join(map(str, (*parts, platform.python_version(), _machine())))
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+def _key(kind: str, row: dict, code: str, *limits: object) -> str:
+    """One program on one machine."""
+    parts = (kind, row["prompt"], code, row["test"], row["entry_point"], *limits, platform.python_version(), _machine())
+    return hashlib.sha256("\0".join(map(str, parts)).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 @functools.cache

@@ -85,7 +85,8 @@ def test_efficiency_is_earned_against_the_reference():
 
 
 def test_the_same_program_earns_the_same_whenever_it_is_scored():
-    replies, rows = [fenced(FAST)] * 3 + [fenced(SLOW)], [ROW] * 4
+    wrong = fenced("class Solution:\n    def f(self, n): return sum(range(n))")
+    replies, rows = [fenced(FAST)] * 3 + [fenced(SLOW), wrong], [ROW] * 5
     first = code.score(replies, rows)
     assert first[0] == first[1] == first[2]
     code._timings_at.cache_clear()  # as a new process would
