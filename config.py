@@ -115,7 +115,7 @@ def environment_arguments(cfg: SimpleNamespace, cls: type, own_keys: tuple[str, 
         if key in own_keys:
             continue
         if key in parameters or (anything and f"env.{key}" in cfg.user_keys):
-            arguments[key] = _typed("env", key, value, parameters[key].default) if key in parameters else value
+            arguments[key] = _typed("env", key, value, _example(parameters[key])) if key in parameters else value
         elif f"env.{key}" in cfg.user_keys:
             known = [*own_keys, *parameters]
             raise ConfigError(f"unknown key env.{key}: {cls.__name__} takes no such argument{_nearest(key, known)}; "
@@ -179,6 +179,13 @@ def _typed(where: str, key: str, value: Any, default: Any) -> Any:
     if type(default) in names and type(value) is not type(default):
         raise ConfigError(f"{where}.{key} must be {names[type(default)]}, such as {default!r}, not {value!r}")
     return value
+
+
+def _example(parameter: inspect.Parameter) -> Any:
+    """A value of the type that a constructor's argument has: its default, or one made from its annotation."""
+    if parameter.default is not parameter.empty:
+        return parameter.default
+    return parameter.annotation() if parameter.annotation in (str, int, float, bool, list, dict) else None
 
 
 def _nearest(word: str, known) -> str:

@@ -121,7 +121,7 @@ def log_probs(model: PreTrainedModel, prompt: list[int], responses: list[list[in
     """
     device = next(model.parameters()).device
     lengths = [len(r) for r in responses]
-    tokens = torch.tensor([t for r in responses for t in r], device=device)
+    tokens = torch.tensor([t for r in responses for t in r], device=device, dtype=torch.long)
     if share_prompt:
         # owner: -1 for the prompt, else the response; a token sees earlier tokens of the prompt and of its own response
         row = torch.cat([torch.tensor(prompt, device=device), tokens])[None]

@@ -33,9 +33,9 @@ class LeetCode:
 
     def __init__(self, data: str = "starter", timeout: float = 5.0, memory_mb: int = 1024, workers: int = 0,
                  sandbox: str = "auto"):
-        """data: "starter" or "starter-easy"; a .jsonl, .jsonl.gz or .parquet file, where "{split}" stands for the split's
-        name, looked for as given and then under $CORRGRPO_DATA; or a data set name on the Hugging Face hub. timeout:
-        seconds a program may run. workers: programs side by side, 0 for one a core. sandbox: "strict" refuses to run
+        """data: "starter", or "starter-easy" with the one-liners alone in the train split; a .jsonl, .jsonl.gz or .parquet
+        file, where "{split}" stands for the split's name, looked for as given and then under $CORRGRPO_DATA; or a data
+        set name on the Hugging Face hub. timeout: seconds a program may run. workers: programs side by side, 0 for one a core. sandbox: "strict" refuses to run
         where a layer is missing."""
         self.data = data
         self.limits = {"timeout": timeout, "memory_mb": memory_mb, "workers": workers or None, "mode": sandbox}
@@ -63,7 +63,7 @@ def load_rows(data: str, split: str) -> list[dict[str, Any]]:
         raise ValueError(f"env.data = {data!r}: there is no file {name.replace('{split}', split)!r}, neither here nor under "
                          f"$CORRGRPO_DATA ({os.environ.get('CORRGRPO_DATA', 'not set')})")
     rows = _checked(_from_file(path), str(path))
-    return [row for row in rows if row["difficulty"] == "Easy"] if data == "starter-easy" else rows
+    return [row for row in rows if row["difficulty"] == "Easy"] if (data, split) == ("starter-easy", "train") else rows
 
 
 def find_file(name: str) -> Path | None:

@@ -74,8 +74,8 @@ def test_a_run_folder_that_is_not_empty_is_refused(tmp_path, capsys):
 
 @pytest.mark.parametrize("line, words", [
     ('{"task_id": "a"', ["line 2", "unreadable"]),
-    ('{"task_id": "b", "prompt": ""}', ["line 2", "'completion'", "entry_point"]),
-    ("[1, 2]", ["line 2", "an object"]),
+    ('{"task_id": "b", "prompt": ""}', ["row 2", "'completion'", "entry_point"]),
+    ("[1, 2]", ["row 2", "an object"]),
 ])
 def test_an_unreadable_row_names_file_and_line(tmp_path, capsys, line, words):
     good = '{"task_id": "a", "prompt": "", "completion": "", "entry_point": "f", "test": "", "query": "q"}'

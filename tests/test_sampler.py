@@ -83,18 +83,8 @@ def test_sync_brings_the_new_weights(tiny):
     assert generate(sampler, PROMPTS) == before
     sampler.sync(tiny)
     after = generate(sampler, PROMPTS)
-    assert after != before == generate(sampler_of(policy_copy(tiny, -1), dtype=torch.bfloat16), PROMPTS)
+    assert after != before
     assert after == generate(sampler_of(tiny, dtype=torch.bfloat16), PROMPTS)
-
-
-def policy_copy(model, sign):
-    import copy
-
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        for p in other.parameters():
-            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(0)), alpha=0.1 * sign)
-    return other
 
 
 def test_draws_follow_the_distribution_and_the_seed():

@@ -1,10 +1,12 @@
 """The sandbox: verdicts an answer cannot forge, and nothing of it left behind."""
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -140,6 +142,13 @@ def test_cpu_time_is_that_of_the_test_run_alone():
     assert run("def f(x): time.sleep(.2); return x * x").cpu_seconds < 0.1
 
 
+def test_time_spent_in_other_processes_cannot_be_told():
+    hidden = ("def f(x):\n    r, w = os.pipe()\n    if os.fork() == 0:\n        os.write(w, bytes([x * x]))\n"
+              "        os._exit(0)\n    return os.read(r, 1)[0]")
+    result = run(hidden)
+    assert (result.status, result.cpu_seconds) == ("passed", None)
+
+
 def test_the_environment_is_empty_and_the_folder_is_its_own(monkeypatch):
     monkeypatch.setenv("SECRET", "x")
     answer = "def f(x): open('a', 'w').write('b'); return os.environ.get('SECRET'), os.listdir('.')"
@@ -160,6 +169,52 @@ def test_a_bad_row_is_an_error_and_no_verdict():
         assert result.status is None and result.error
 
 
+def test_a_result_that_keeps_the_checker_busy_is_cut_in_time():
+    ring = "def f(x):\n    node = ListNode(1)\n    node.next = node\n    return node"
+    begun = time.monotonic()
+    assert run(ring, "def check(candidate):\n    values(candidate(1))", timeout=0.5).status in ("timeout", "memory")
+    assert time.monotonic() - begun < 10
+
+
+def test_time_asleep_counts_and_time_waiting_for_a_core_does_not():
+    begun = time.monotonic()
+    assert run("def f(x): time.sleep(60)", timeout=1.0).status == "timeout"
+    assert 1 <= time.monotonic() - begun < 2.5
+    busy = ("def f(x):\n    t = time.process_time()\n    while time.process_time() - t < .2: pass\n    return x * x")
+    found, many = [], 4 * len(os.sched_getaffinity(0))
+    threads = [threading.Thread(target=lambda: found.append(run(busy, timeout=0.6).status)) for _ in range(many)]
+    [thread.start() for thread in threads], [thread.join() for thread in threads]
+    assert found == ["passed"] * many
+
+
+def test_arguments_changed_in_place_come_back():
+    test = """def check(candidate):
+    numbers, rows, kept = [3, 1, 2], [[1, 2], [3, 4]], [0]
+    rows.append(kept)
+    candidate(numbers)
+    assert numbers == [1, 2, 3]
+    candidate(rows)
+    assert rows == [[0], [1, 2], [3, 4]]
+    head = list_node([5, 6, 7])
+    candidate(head)
+    assert values(head) == [6, 7]
+    table = {"a": [1], "b": {2}}
+    inner = table["a"]
+    candidate(table)
+    assert table == {"a": [1, 9], "c": 1} and inner == [1, 9]
+    twice = [[1]] * 2
+    candidate(twice)
+    assert twice == [[1], [1]] and twice[0] is twice[1]
+    """
+    answer = """
+        def f(x):
+            if isinstance(x, list): x.sort()
+            elif isinstance(x, dict): x["a"].append(9); x["c"] = 1; del x["b"]
+            else: x.val, x.next = x.next.val, x.next.next
+        """
+    assert run(answer, textwrap.dedent(test)).status == "passed"
+
+
 def test_runs_in_any_thread():
     found = []
     thread = threading.Thread(target=lambda: found.append(run("def f(x):\n    while True: pass", timeout=0.3).status))
@@ -175,6 +230,43 @@ def test_strict_refuses_where_a_layer_is_missing(monkeypatch):
         sandbox.run(HEADER, "def f(x): return 4", TEST, "f", mode="strict")
     with pytest.raises(ValueError, match="mode"):
         sandbox.run(HEADER, "def f(x): return 4", TEST, "f", mode="none")
+
+
+def test_a_template_that_dies_is_replaced():
+    assert run("def f(x): return x * x").status == "passed"
+    for _ in range(2):
+        sandbox._template._process.kill()
+        assert run("def f(x): return x * x").status == "passed"
+
+
+def test_nothing_survives_a_caller_that_is_killed():
+    script = f"""
+import sys, threading, time
+sys.path.insert(0, {str(ROOT)!r})
+from rewards import sandbox
+sandbox.layers()
+answer = "import os, time\\ndef f(x):\\n    if os.fork() == 0: os.setsid()\\n    time.sleep(1000)"
+threading.Thread(target=sandbox.run, args=("", answer, {TEST!r}, "f"), kwargs=dict(timeout=100)).start()
+time.sleep(1)
+print(sandbox._template._process.pid, flush=True)
+time.sleep(1000)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as caller:
+        template = int(caller.stdout.readline())
+        members = [pid for pid in os.listdir("/proc") if pid.isdigit() and _session(pid) == template]
+        assert len(members) >= 2
+        caller.kill()
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and any(_session(pid) == template for pid in members):
+        time.sleep(0.05)
+    assert not any(_session(pid) == template for pid in members)
+
+
+def _session(pid: str) -> int | None:
+    try:
+        return os.getsid(int(pid))
+    except OSError:
+        return None
 
 
 def contained(script: str) -> object:
