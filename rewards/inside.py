@@ -38,7 +38,7 @@ from rewards import confine, trees, wire
 STARTUP_SECONDS = 30.0  # beyond this a candidate that has not begun is an infrastructure failure
 TICK = 0.01             # seconds between two looks at a candidate that is busy
 GRACE = 0.5             # seconds that a program may sleep beyond `timeout`
-HARD_FACTOR = 4.0       # no program is given more than so many times `timeout`, however busy the machine is
+HARD_FACTOR = 6.0       # no program is given more than so many times `timeout`, however busy the machine is
 MAX_STARTED = 256       # processes and threads that a program may start in its life
 MAX_MESSAGE = 64 << 20  # bytes of one call or result
 FILE_BYTES = 16 << 20   # a program may write so much to a file
@@ -56,7 +56,8 @@ def template(control_fd: int, parent_fd: int, site: list[str]) -> None:
     sys.path += site
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGINT, signal.SIG_DFL)   # process 1 of a namespace ignores what it does not handle
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a checker
+    if not hasattr(os, "pidfd_open"):
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     load("\n".join(f"import {module}" for module in PRELOADED))
     control, poll = socket.socket(fileno=control_fd), select.poll()
     poll.register(control, select.POLLIN)
@@ -66,19 +67,38 @@ def template(control_fd: int, parent_fd: int, site: list[str]) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
         os.dup2(null, fd)
-    while all(fd == control_fd for fd, _ in poll.poll()):
-        size, received, *_ = socket.recv_fds(control, 8, 1)
-        if not size:
-            break
-        load(control.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL).decode("utf-8", "surrogatepass"))
-        job_fd = received[0]
-        try:
-            if confine.fork_as_init() == 0:
-                checker(job_fd)
-        except OSError as problem:
-            wire.send(job_fd, json.dumps({"error": f"no process for the checker: {problem}"}).encode())
-        os.close(job_fd)
-    os._exit(0)
+    checkers: dict[int, tuple[int, int]] = {}  # pidfd -> pid, socket
+    while True:
+        for fd, _ in poll.poll():
+            if fd in checkers:  # it ended: the other side sees its socket close when nothing of it is left
+                pid, job_fd = checkers.pop(fd)
+                os.waitpid(pid, 0)
+                poll.unregister(fd)
+                os.close(fd)
+                os.close(job_fd)
+                continue
+            size, received, *_ = socket.recv_fds(control, 8, 1) if fd == control_fd else (b"", [])
+            if not size:
+                os._exit(0)
+            load(control.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL).decode("utf-8", "surrogatepass"))
+            pid = start_checker(received[0])
+            if pid and hasattr(os, "pidfd_open"):
+                done = os.pidfd_open(pid)
+                checkers[done] = pid, received[0]
+                poll.register(done, select.POLLIN)
+            else:
+                os.close(received[0])
+
+
+def start_checker(job_fd: int) -> int:
+    try:
+        pid = confine.fork_as_init()
+    except OSError as problem:
+        wire.send(job_fd, json.dumps({"error": f"no process for the checker: {problem}"}).encode())
+        return 0
+    if pid == 0:
+        checker(job_fd)
+    return pid
 
 
 @functools.lru_cache(maxsize=256)
@@ -109,7 +129,7 @@ def checker(job_fd: int) -> None:
         confine.die_with_parent()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.dup2(job_fd, 3)
-        os.closerange(4, 256)
+        os.closerange(4, 4096)
         judge(report)
     except BadRow as problem:
         report(error=str(problem))
@@ -212,9 +232,10 @@ class Proxy:
         self.stopped: tuple[str, str] | None = None
 
     def __call__(self, *args, **kwargs):
-        value, changed = self.exchange((args, kwargs))
+        arguments = [list(args), kwargs]
+        value, changed = self.exchange(arguments)
         if changed is not None:
-            wire.update([args, kwargs], changed, self._classes)
+            wire.update(arguments, changed, self._classes)
         return value
 
     def allow(self, seconds: float | None = None) -> None:
@@ -334,12 +355,11 @@ class Proxy:
             raise self._stop("runtime_error", "too many processes")
         if started <= self._pid:
             return
-        pages = 0
+        kilobytes = 0
         for pid in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError, IndexError):
-                _, resident, shared, *_ = look(f"/proc/{pid}/statm").split()
-                pages += int(resident) - int(shared)
-        if pages * resource.getpagesize() > self._memory:
+            with contextlib.suppress(OSError):
+                kilobytes += sum(map(int, re.findall(rb"Rss(?:Anon|Shmem):\s+(\d+)", look(f"/proc/{pid}/status"))))
+        if kilobytes << 10 > self._memory:
             raise self._stop("memory", "out of memory, all processes together")
 
     def _stop(self, status: str, detail: str) -> Stop:
@@ -420,6 +440,7 @@ def shut_in(folder: str, job: dict) -> list[str]:
     reached = {"candidate_namespace": confine.unshare(confine.NEWUSER), "no_new_privs": confine.no_new_privs()}
     confine.drop_capabilities()
     reached["landlock"] = reached["no_new_privs"] and confine.landlock(folder)
+    reached["seccomp"] = reached["no_new_privs"] and confine.seccomp()
     confine.die_with_parent()  # last: a change of rights undoes it
     return [name for name, there in reached.items() if there]
 

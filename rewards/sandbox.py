@@ -30,7 +30,7 @@ from pathlib import Path
 from rewards import wire
 from rewards.inside import GRACE, HARD_FACTOR, STARTUP_SECONDS
 
-LAYERS = ("interpreter", "limits", "namespaces", "candidate_namespace", "no_new_privs", "landlock")
+LAYERS = ("interpreter", "limits", "namespaces", "candidate_namespace", "no_new_privs", "landlock", "seccomp")
 
 _START = ("import sys; sys.path.insert(0, sys.argv[1]); from rewards import inside; del sys.path[0]; "
           "inside.template(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])")
