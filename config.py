@@ -84,7 +84,7 @@ def read(file: str | Path | None = None, preset: str | None = None, overrides: l
             raise ConfigError(f"--preset {preset}: no such preset{_nearest(preset, presets)}; there are "
                               f"{', '.join(sorted(presets)) or 'none'}")
         layers.insert(0, (f"preset {preset}", presets[preset]))
-    layers += [("command line", _override(text)) for text in overrides]
+    layers += [("command line", _override(text, defaults)) for text in overrides]
     user_keys = set()
     for source, tables in layers:
         for section, table in tables.items():
@@ -138,7 +138,7 @@ def _parse(file: Path) -> dict:
         raise ConfigError(f"{file} is not valid TOML: {e}") from None
 
 
-def _override(text: str) -> dict:
+def _override(text: str, defaults: dict) -> dict:
     name, equals, value = text.partition("=")
     section, dot, key = name.strip().partition(".")
     if not (equals and dot and section and key):
@@ -147,6 +147,8 @@ def _override(text: str) -> dict:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()      # a bare word is a string: model.name=my/model
+    if isinstance(defaults.get(section, {}).get(key), str) and not isinstance(parsed, str):
+        parsed = value.strip()      # and so is log.name=2
     return {section: {key: parsed}}
 
 

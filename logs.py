@@ -3,6 +3,7 @@ written beside their place and renamed."""
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ class RunFolder:
         from torch.utils.tensorboard import SummaryWriter
 
         self.folder, self.smoothing = folder, smoothing
+        for part in [*folder.glob("*.part*"), *folder.glob("checkpoints/*.part*")]:    # what a kill cut off
+            shutil.rmtree(part) if part.is_dir() else part.unlink()
         (folder / "rollouts").mkdir(parents=True, exist_ok=True)
         replace(folder / "config.toml", tomli_w.dumps(config))
         for name in ("metrics.jsonl", "eval.jsonl"):
@@ -26,6 +29,8 @@ class RunFolder:
         for file in (folder / "rollouts").glob("step-*.jsonl"):
             if int(file.stem.split("-")[1]) > step:
                 file.unlink()
+        if step == 0:
+            shutil.rmtree(folder / "tensorboard", ignore_errors=True)
         self.board = SummaryWriter(folder / "tensorboard", purge_step=step + 1 if step else None)
 
     def metrics(self, row: dict[str, Any], name: str = "metrics.jsonl") -> None:

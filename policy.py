@@ -80,7 +80,12 @@ def _embedded_model() -> Path:
         model = AutoModelForCausalLM.from_pretrained(
             **source, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True))
         tokenizer = AutoTokenizer.from_pretrained(**source)
-        save(model, tokenizer, folder)
+        mine = folder.with_name(f"{folder.name}.{os.getpid()}")
+        save(model, tokenizer, mine)
+        try:
+            mine.rename(folder)
+        except OSError:                 # another process was faster
+            shutil.rmtree(mine)
     return folder
 
 
@@ -99,15 +104,16 @@ def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[i
     return {i for i in [*ids, tokenizer.eos_token_id] if i is not None}
 
 
-def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """A Hugging Face folder, written beside its place and renamed."""
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, trainer: dict | None = None) -> None:
+    """A Hugging Face folder, and `trainer` as trainer.pt in it; written beside its place and renamed, replacing what is
+    there."""
     part = folder.with_name(f"{folder.name}.part{os.getpid()}")
     model.save_pretrained(part)
     tokenizer.save_pretrained(part)
-    try:
-        part.rename(folder)
-    except OSError:                     # a folder of that name was there first
-        shutil.rmtree(part)
+    if trainer is not None:
+        torch.save(trainer, part / "trainer.pt")
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)
 
 
 def log_probs(model: PreTrainedModel, prompt: list[int], responses: list[list[int]], *, temperature: float = 1.0,

@@ -52,6 +52,7 @@ class TransformersSampler:
             self.model = copy.deepcopy(model)
             for p in self.model.parameters():   # parameters only: rotary frequencies stay float32
                 p.requires_grad_(False).data = p.data.to(dtype)
+        if policy.full_attention(model):
             self.model.set_attn_implementation("folded")
 
     @torch.no_grad()

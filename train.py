@@ -98,13 +98,12 @@ def prepare(cfg: SimpleNamespace, resume: bool) -> SimpleNamespace:
             raise ValueError("--resume needs log.name=NAME, the folder of the run under log.dir")
         cfg.log.name = datetime.now().strftime("%Y%m%d-%H%M%S")
     folder = Path(cfg.log.dir) / cfg.log.name
-    checkpoint = max(folder.glob("checkpoints/step-*[0-9]"), default=None)
-    if resume and checkpoint is None:
-        raise ValueError(f"--resume: {folder} holds no checkpoint")
+    if resume and not folder.is_dir():
+        raise ValueError(f"--resume: there is no run folder {folder}")
     if not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"the run folder {folder} is not empty: choose another log.name, or go on with --resume")
     return SimpleNamespace(cfg=cfg, env=env, weights=weights, tasks=tasks, eval_tasks=eval_tasks, folder=folder,
-                           checkpoint=checkpoint if resume else None)
+                           checkpoint=next(reversed(checkpoints(folder)), None))    # None: killed before the first, so anew
 
 
 def train(run: SimpleNamespace) -> None:
@@ -315,10 +314,10 @@ def update(model, reference, optimizer, rollouts: list[Rollout], state: dict, cf
             state["skipped"] += 1
             state["skipped_in_a_row"] += 1
             tqdm.write(f"update skipped: the gradient norm is {norm} ({state['skipped']} so far)")
-            if state["skipped_in_a_row"] >= cfg.train.max_skipped:
-                raise RunError(f"{cfg.train.max_skipped} updates in a row had a gradient norm that is not finite; the "
-                               "last checkpoint is from before. Lower train.learning_rate, or algo.advantage_clip")
         optimizer.zero_grad(set_to_none=True)
+        if state["skipped_in_a_row"] >= cfg.train.max_skipped:
+            raise RunError(f"{state['skipped_in_a_row']} updates in a row had a gradient norm that is not finite; the last "
+                           "checkpoint is from before. Lower train.learning_rate or algo.advantage_clip")
     model.eval()
     mean = {name: sums[name] / sums["tokens"] for name in ("clip_fraction", "importance/truncated", "entropy")}
     return {"loss": sums["loss"], **({"grad_norm": sum(norms) / len(norms)} if norms else {}), **mean,
@@ -413,14 +412,15 @@ def fitting(tasks: list, tokenizer, cfg: SimpleNamespace, what: str) -> list[tup
 
 def save_checkpoint(folder: Path, model, tokenizer, optimizer, state: dict, keep: int) -> None:
     """checkpoints/step-N in Hugging Face format with trainer.pt beside the weights; the oldest beyond `keep` go."""
-    final = folder / "checkpoints" / f"step-{state['step']:06d}"
-    part = final.with_name(final.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    policy.save(model, tokenizer, part)
-    torch.save({"optimizer": optimizer.state_dict(), **state}, part / "trainer.pt")
-    part.rename(final)
-    for old in sorted(final.parent.glob("step-*[0-9]"))[:-keep]:
+    policy.save(model, tokenizer, folder / "checkpoints" / f"step-{state['step']:06d}",
+                {"optimizer": optimizer.state_dict(), **state})
+    for old in checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Whole ones, oldest first."""
+    return sorted(p for p in folder.glob("checkpoints/step-*") if p.name.removeprefix("step-").isdigit())
 
 
 def context_length(model) -> int | None:

@@ -35,8 +35,8 @@ class LeetCode:
                  sandbox: str = "auto"):
         """data: "starter", or "starter-easy" with the one-liners alone in the train split; a .jsonl, .jsonl.gz or .parquet
         file, where "{split}" stands for the split's name, looked for as given and then under $CORRGRPO_DATA; or a data
-        set name on the Hugging Face hub. timeout: seconds a program may run. workers: programs side by side, 0 for one a core. sandbox: "strict" refuses to run
-        where a layer is missing."""
+        set name on the Hugging Face hub. timeout: seconds a program may run. workers: programs side by side, 0 for one
+        a core. sandbox: "strict" refuses to run where a layer is missing."""
         self.data = data
         self.limits = {"timeout": timeout, "memory_mb": memory_mb, "workers": workers or None, "mode": sandbox}
 

@@ -14,7 +14,9 @@ def write(tmp_path, text):
 
 def test_layers_default_preset_file_command_line(tmp_path):
     file = write(tmp_path, "[train]\nsteps = 7\nseed = 3\n[preset.mine.train]\nsteps = 5\ngroup_size = 6")
-    cfg = config.read(file, "mine", ["train.seed=4", "model.name=some/model", "train.learning_rate=1"])
+    cfg = config.read(file, "mine", ["train.seed=4", "model.name=some/model", "train.learning_rate=1",
+                                       "log.name=2"])
+    assert cfg.log.name == "2"
     assert (cfg.train.steps, cfg.train.seed, cfg.train.group_size, cfg.model.name) == (7, 4, 6, "some/model")
     assert cfg.train.learning_rate == 1.0 and isinstance(cfg.train.learning_rate, float)
     assert cfg.algo.advantage == config.read().algo.advantage
@@ -55,7 +57,7 @@ def test_a_mistake_gets_one_clear_message(tmp_path, capsys, monkeypatch, text, w
     (["--preset", "smok"], ["smok", "did you mean 'smoke'"]),
     (["train.steps"], ["section.key=value"]),
     (["--resume"], ["log.name"]),
-    (["--resume", "log.name=never"], ["never", "no checkpoint"]),
+    (["--resume", "log.name=never"], ["never", "no run folder"]),
 ])
 def test_a_wrong_command_line_gets_one_clear_message(tmp_path, capsys, arguments, words):
     assert train.main([*arguments, f"log.dir={tmp_path}/runs"]) == 2

@@ -233,7 +233,7 @@ def test_metrics_of_rewards_and_correlations():
 
 def test_no_score_is_left_out_of_its_group_and_named_in_no_metric():
     rollouts = scored([(0, 0), None, (1, 2), (1, 1), None, None, None, (1, 1)], 4)
-    m = train.advantages(rollouts, {"a": 1.0, "b": 1.0}, settings())
+    m = train.advantages(rollouts, {"a": 1.0, "b": 1.0}, settings("algo.advantage_clip=0"))
     assert m["rollouts/errors"] == 4 and math.isclose(m["reward/a"], 3 / 4)
     three = train.corrgrpo.corrgrpo(torch.tensor([[0.0, 0], [1, 2], [1, 1]], dtype=torch.float64), 3)
     assert [rollouts[i].advantage for i in (0, 2, 3)] == three.tolist()
@@ -318,20 +318,22 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(finished, tin
 
 
 def test_killed_at_any_moment_and_resumed_yields_the_same_numbers(finished, tiny_folder, tmp_path):
-    """SIGKILL some time after the first checkpoint, twice; then to the end, bit for bit."""
+    """SIGKILL before the first checkpoint, at it, and some time after it; then to the end, bit for bit."""
     run, command = tmp_path / "killed", [sys.executable, "train.py", *arguments(tmp_path, tiny_folder, "log.name=killed")]
-    for delay in (0.0, 0.4):
+    for awaited, delay in (("metrics.jsonl", 0.0), ("checkpoints/step-??????", 0.0), ("checkpoints/step-??????", 0.4)):
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.time() + 120
-        while not list(run.glob("checkpoints/step-*[0-9]")) and time.time() < deadline and process.poll() is None:
+        while not list(run.glob(awaited)) and time.time() < deadline and process.poll() is None:
             time.sleep(0.02)
         time.sleep(delay)
         process.send_signal(signal.SIGKILL)
         process.wait()
         command = [*command, "--resume"] if "--resume" not in command else command
-    assert list(run.glob("checkpoints/step-*[0-9]"))
+    assert list(run.glob("checkpoints/step-??????"))
+    (run / "checkpoints" / "step-000009.part77").mkdir()        # as if one kill had come in the middle of a save
     assert train.main([*arguments(tmp_path, tiny_folder, "log.name=killed"), "--resume"]) == 0
     assert metrics_of(run) == metrics_of(finished)
+    assert [f.name for f in (run / "checkpoints").iterdir()] == ["step-000004"]
     ours, theirs = (train.policy.load(str(folder / "model"))[0] for folder in (run, finished))
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters()))
 
@@ -343,13 +345,16 @@ def test_a_finished_run_can_be_made_longer(finished, tiny_folder, tmp_path):
     assert train.main([*arguments(tmp_path, tiny_folder, "log.name=longer"), "--resume", "train.steps=5"]) == 0
     assert metrics_of(tmp_path / "longer")[:4] == metrics_of(finished)
     assert len(metrics_of(tmp_path / "longer")) == 5
+    assert [f.name for f in (tmp_path / "longer" / "checkpoints").iterdir()] == ["step-000005"]
+    model, saved = (train.policy.load(str(tmp_path / "longer" / name))[0] for name in ("model", "checkpoints/step-000005"))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), saved.parameters()))
 
 
 def test_a_scorer_that_fails_on_some_rollouts_ends_nothing(tiny_folder, tmp_path, capsys):
-    assert train.main(arguments(tmp_path, tiny_folder, "log.name=some", "env.wrong=-1", "train.steps=3")) == 0
+    assert train.main(arguments(tmp_path, tiny_folder, "log.name=some", "env.wrong='-1'", "train.steps=3")) == 0
     assert collections.Counter(row["rollouts/errors"] for row in metrics_of(tmp_path / "some"))[4] >= 1
     assert "have no score and are left out" in capsys.readouterr().out
-    assert train.main(arguments(tmp_path, tiny_folder, "log.name=all", "env.wrong=-1", "env.max_errors=0.1")) == 1
+    assert train.main(arguments(tmp_path, tiny_folder, "log.name=all", "env.wrong='-1'", "env.max_errors=0.1")) == 1
     assert "env.max_errors" in capsys.readouterr().err
 
 
