@@ -379,20 +379,22 @@ class Proxy:
 
 def candidate(read_fd: int, write_fd: int, classes: dict[str, type], folder: str, job: dict) -> None:
     """The untrusted process: parse, compile and define the answer, then answer calls until killed. Never returns."""
-    answer, space, entry = job["answer"], sys.modules["__main__"].__dict__, []
+    answer, space, tree, code, entry = job["answer"], sys.modules["__main__"].__dict__, [], [], []
 
     def parse() -> dict:
-        tree = ast.parse(answer)
-        return {"shape": trees.shape(tree), "defines": trees.binds(tree, job["entry_point"])}
+        tree.append(ast.parse(answer))
+        return {"shape": trees.shape(tree[0]), "defines": trees.binds(tree[0], job["entry_point"])}
 
     def compile_all() -> dict:
-        # An answer that parses alone cannot alter how the test parses, so header + answer, and the test, compile together
-        # exactly when they compile one by one.
-        compile(job["header"] + "\n" + answer, "<program>", "exec", dont_inherit=True)
+        # Header, answer and test compile together exactly when they compile one by one: an answer that parses alone cannot
+        # alter how another text parses. But for __future__, which has to stand first.
+        if "__future__" in answer:
+            compile(job["header"] + "\n" + answer, "<answer>", "exec", dont_inherit=True)
+        code.append(compile(tree.pop(), "<answer>", "exec", dont_inherit=True))
         return {}
 
     def define() -> None:
-        exec(compile(answer, "<answer>", "exec", dont_inherit=True), space)
+        exec(code.pop(), space)
         entry.append(eval(job["entry_point"], space))
 
     def call() -> tuple:

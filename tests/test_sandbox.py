@@ -173,7 +173,7 @@ def test_a_result_that_keeps_the_checker_busy_is_cut_in_time():
     ring = "def f(x):\n    node = ListNode(1)\n    node.next = node\n    return node"
     begun = time.monotonic()
     assert run(ring, "def check(candidate):\n    values(candidate(1))", timeout=0.5).status in ("timeout", "memory")
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 30
 
 
 def test_time_asleep_counts_and_time_waiting_for_a_core_does_not():
