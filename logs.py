@@ -72,8 +72,8 @@ def replace(file: Path, text: str) -> None:
 
 
 def plot_dynamics(rows: list[dict], reward_names: list[str], smoothing: float, file: Path) -> None:
-    """Six panels over steps: total reward, components, advantage, denominators, response length, correlations. Thin lines
-    are the values, thick ones a running mean with weight `smoothing` on the past, corrected for its start."""
+    """Six panels: total reward, components, advantage, denominators and response length over steps, and the correlations.
+    Thin lines are the values, thick ones a running mean with weight `smoothing` on the past, corrected for its start."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -93,21 +93,33 @@ def plot_dynamics(rows: list[dict], reward_names: list[str], smoothing: float, f
                 mean, norm = smoothing * mean + (1 - smoothing) * y, smoothing * norm + (1 - smoothing)
                 smooth.append(mean / norm)
             steps, values = zip(*points)
-            color = f"C{i % 10}"
-            axes.plot(steps, values, color=color, alpha=0.25, linewidth=0.8)
-            axes.plot(steps, smooth, color=color, linewidth=1.8, label=label, linestyle="-" if i < 10 else "--")
+            axes.plot(steps, values, color=f"C{i % 10}", alpha=0.25, linewidth=0.8)
+            axes.plot(steps, smooth, color=f"C{i % 10}", linewidth=1.8, label=label)
         axes.grid(alpha=0.3)
         if axes.lines:
-            axes.legend(fontsize=7, ncols=1 + len(keys) // 12)
+            axes.legend(fontsize=7)
 
-    pairs = [(a, b) for i, a in enumerate(reward_names) for b in reward_names[i + 1 :]]
     curves("total reward (weighted)", {"reward/total": "mean total"})
     curves("components (before weights)", {f"reward/{name}": name for name in reward_names})
     curves("advantage", {"advantage/abs_mean": "mean |A|", "groups/live": "live groups (share)"})
     curves("what the centred reward is divided by", {"denominator/corrgrpo": "CorrGRPO: root of summed correlations",
                                                      "denominator/grpo": "GRPO: deviation of the total"})
     curves("response length (tokens)", {"response/length": "mean"})
-    curves("correlation of components (mean over groups)", {f"correlation/{a}/{b}": f"{a}, {b}" for a, b in pairs})
+    fifth = -(-len(rows) // 5)
+    axes, size = next(panels), len(reward_names)
+    axes.set(title="correlations, first fifth of the steps (below), last (above)", xticks=range(size), yticks=range(size))
+    axes.set_xticklabels(reward_names, rotation=30)
+    axes.set_yticklabels(reward_names)
+    image = [[float("nan")] * size for _ in range(size)]
+    for i in range(size):
+        for j in range(i + 1, size):
+            for part, (y, x) in ((rows[:fifth], (j, i)), (rows[-fifth:], (i, j))):
+                values = [row[key] for row in part if (key := f"correlation/{reward_names[i]}/{reward_names[j]}") in row]
+                if values:
+                    image[y][x] = sum(values) / len(values)
+                    axes.text(x, y, f"{image[y][x]:.2f}", ha="center", va="center", fontsize=8,
+                              color="white" if abs(image[y][x]) > 0.7 else "black")
+    axes.imshow(image, vmin=-1, vmax=1, cmap="RdBu")
     file.parent.mkdir(exist_ok=True)
     part = file.with_name(f"{file.name}.part")
     figure.savefig(part, format="png", dpi=110)

@@ -18,6 +18,7 @@ Read it from `train` down: sample, score, advantage, update, sync, log, save. Ag
 import argparse
 import collections
 import itertools
+import json
 import math
 import os
 import random
@@ -37,7 +38,7 @@ import config
 import corrgrpo
 import envs
 import policy
-from logs import RunFolder, read_jsonl
+from logs import RunFolder, read_jsonl, replace
 from rollout import Rollout, collect, encode, score
 from sampler import TransformersSampler, bf16_pays, stream
 
@@ -137,6 +138,9 @@ def train(run: SimpleNamespace) -> None:
           f"{cfg.sampler.dtype}; {len(tasks)} tasks to train on, {len(eval_tasks)} held out; "
           f"{cfg.train.prompts_per_step} x {cfg.train.group_size} rollouts a step, advantage {cfg.algo.advantage}; "
           f"{'resuming after step ' + str(state['step']) + ' in' if run.checkpoint else 'writing to'} {run.folder}", flush=True)
+    if notes := getattr(env, "notes", None):
+        print(", ".join(f"{name}: {note}" for name, note in notes.items()), flush=True)
+        replace(run.folder / "environment.json", json.dumps(notes, indent=1, default=str))
     if eval_tasks and state["step"] == 0:
         evaluate(run, sampler, tokenizer, eval_tasks, logs, 0)
 

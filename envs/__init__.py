@@ -6,6 +6,8 @@
     start(task) -> episode              episode.step(reply) -> the environment's next messages, [] when it is over
     score(episodes) -> list[Score]      a batch, so that programs run side by side
 
+and, if it likes, `notes`: a dict that is printed at the start and kept in the run folder's environment.json.
+
 Its constructor takes the keys of the config's [env] table as keyword arguments. Your own needs no edit here:
 env.name = "my_package.my_module:MyEnv".
 """
