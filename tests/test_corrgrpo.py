@@ -1,6 +1,7 @@
 """The estimators against slow references written from the formulas, one group and one pair of components at a time."""
 
 import ast
+import io
 import json
 import math
 import statistics
@@ -312,7 +313,7 @@ def test_a_range_that_overflows_its_dtype_is_no_error():
     assert rho.isfinite().all() and abs(rho[0, 0, 0] - 1) < 1e-6
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", ["corrgrpo", "gdpo"])
 @pytest.mark.parametrize("ids", [False, True])
 def test_compiled_equals_eager(name, ids):
     torch._dynamo.reset()
@@ -334,14 +335,24 @@ def test_the_file_stands_alone_and_parses_as_python_3_10():
 
 # ---- python corrgrpo.py, diagnose --------------------------------------------------------------------------------------
 
-def command(*args, stdin=""):
-    done = subprocess.run([sys.executable, SCRIPT, *map(str, args)], input=stdin, capture_output=True, text=True)
-    return done.returncode, done.stdout, done.stderr
+@pytest.fixture
+def command(monkeypatch, capsys):
+    def run(*args, stdin=""):
+        monkeypatch.setattr(sys, "argv", [SCRIPT.name, *map(str, args)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        try:
+            module.main()
+            code = 0
+        except SystemExit as e:
+            code = e.code
+        return code, *capsys.readouterr()
+    return run
 
 
 def test_the_command_shows_the_papers_figure_2():
-    code, out, err = command()
-    assert (code, err) == (0, "")
+    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True)
+    out = done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
     for figure in ("0.9756", "r1 0.1098  r2 0.1098", "91.1%", "nine times"):
         assert figure in out
     lines = [line.split() for line in out.splitlines() if line]
@@ -375,7 +386,7 @@ def test_diagnose_tells_which_reward_drowns_the_rest(capsys):
     assert "every advantage is 0" in capsys.readouterr().out
 
 
-def test_the_command_reads_the_logs_of_a_run(tmp_path):
+def test_the_command_reads_the_logs_of_a_run(tmp_path, command):
     """Several files; groups are counted from 0 in every step; an error or a null is no score; other keys are ignored."""
     def row(step, group, a, b, error=None):
         return {"step": step, "group": group, "task": "t", "replies": ["x"], "advantage": 0.1, "error": error,
@@ -390,7 +401,7 @@ def test_the_command_reads_the_logs_of_a_run(tmp_path):
     assert code == 0 and "a has the largest part" in weighted and "b has the largest part" in out
 
 
-def test_the_command_reads_flat_rows_and_standard_input():
+def test_the_command_reads_flat_rows_and_standard_input(command):
     rows = [{"group": "p", "a": a, "b": b, "text": "x", "step": None} for a, b in ((1, True), (0.5, None), (0, False))]
     code, out, err = command("-", stdin="\n".join(map(json.dumps, rows)) + "\n\n")
     assert (code, err) == (0, "") and "2 rollouts in 1 group of 2; 1 more lack" in out
@@ -407,12 +418,12 @@ def test_the_command_reads_flat_rows_and_standard_input():
     ('{"group": 1, "rewards": {"a": null}}', "no rollout has a score"),
     ("", "no rewards in -"),
 ])
-def test_the_command_explains_what_it_cannot_read(text, message):
+def test_the_command_explains_what_it_cannot_read(text, message, command):
     code, out, err = command("-", stdin=text)
     assert code == 2 and message in err and "Traceback" not in err and not out
 
 
-def test_the_command_explains_files_and_weights_that_are_not_there(tmp_path):
+def test_the_command_explains_files_and_weights_that_are_not_there(tmp_path, command):
     assert command(tmp_path / "none.jsonl")[0] == 2
     good = jsonl(tmp_path / "a.jsonl", [{"group": 0, "rewards": {"a": i}} for i in range(2)])
     for weight, message in (("b=1", "no reward is named 'b'; there are a"), ("a=x", "could not convert")):
