@@ -44,8 +44,9 @@ def private_mounts() -> bool:
     if os.getpid() != 1 or not unshare(NEWNS | NEWIPC):
         return False
     options = f"size={FOLDER_BYTES},nr_inodes=1000,mode=0777".encode()
-    nosuid_nodev_noexec = 2 | 4 | 8
-    return (_libc.mount(b"proc", b"/proc", b"proc", nosuid_nodev_noexec, None) == 0
+    nosuid_nodev_noexec, recursive_private = 2 | 4 | 8, 1 << 14 | 1 << 18
+    return (_libc.mount(None, b"/", None, recursive_private, None) == 0
+            and _libc.mount(b"proc", b"/proc", b"proc", nosuid_nodev_noexec, None) == 0
             and _libc.mount(b"tmpfs", FOLDER.encode(), b"tmpfs", nosuid_nodev_noexec, options) == 0)
 
 

@@ -39,7 +39,7 @@ STARTUP_SECONDS = 30.0  # beyond this a candidate that has not begun is an infra
 TICK = 0.01             # seconds between two looks at a candidate that is busy
 GRACE = 0.5             # seconds that a program may sleep beyond `timeout`
 HARD_FACTOR = 6.0       # no program is given more than so many times `timeout`, however busy the machine is
-MAX_STARTED = 256       # processes and threads that a program may start in its life
+MAX_THREADS = 256       # of all processes of a program together
 MAX_MESSAGE = 64 << 20  # bytes of one call or result
 FILE_BYTES = 16 << 20   # a program may write so much to a file
 OUT_OF_MEMORY = 77      # the candidate's exit status when it cannot even say so
@@ -349,16 +349,17 @@ class Proxy:
         return waited / 1e9 + time.process_time()
 
     def _watch(self) -> None:
-        """rlimits count by process: end a program that starts too many, or whose processes hold too much together."""
-        started = self.started()
-        if started > MAX_STARTED:
-            raise self._stop("runtime_error", "too many processes")
-        if started <= self._pid:
+        """rlimits count by process: end a program that has too many, or whose processes hold too much together."""
+        if self.started() <= self._pid:
             return
-        kilobytes = 0
+        threads = kilobytes = 0
         for pid in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError):
-                kilobytes += sum(map(int, re.findall(rb"Rss(?:Anon|Shmem):\s+(\d+)", look(f"/proc/{pid}/status"))))
+            with contextlib.suppress(OSError, TypeError):  # it has just ended
+                status = look(f"/proc/{pid}/status")
+                threads += int(re.search(rb"Threads:\s+(\d+)", status)[1])
+                kilobytes += sum(map(int, re.findall(rb"Rss(?:Anon|Shmem):\s+(\d+)", status)))
+        if threads > MAX_THREADS:
+            raise self._stop("runtime_error", "too many processes and threads")
         if kilobytes << 10 > self._memory:
             raise self._stop("memory", "out of memory, all processes together")
 

@@ -3,12 +3,12 @@
     caller --- header, answer, test ---> checker --- arguments ---> candidate
            <------- verdict -----------          <---- results ----
 
-A template process is started once and forks a checker for each program, which costs 3 ms instead of a new interpreter's
-40. Layers (`layers()`): a clean interpreter with an empty environment; limits; user, pid, network, ipc and mount namespaces
-by util-linux' `unshare`, and for each program a pid namespace, a /proc and a folder in memory of its own, so that nothing
+A template process is started once and forks a checker for each program, which costs a fraction of a new interpreter.
+Layers (`layers()`): a clean interpreter with an empty environment; limits; user, pid, network, ipc and mount namespaces by
+util-linux' `unshare`, and for each program a pid namespace, a /proc and a folder in memory of its own, so that nothing
 outlives it; a user namespace of the candidate's own, so that it has no rights over the checker; no_new_privs; Landlock, so
-that it reads the Python library and reads and writes its folder, and nothing else. What is missing on a machine is logged
-once, and mode "strict" refuses to run there.
+that it reads the Python library, reads and writes its folder, and nothing else; seccomp, against memory that no limit counts
+and against sockets. What is missing on a machine is logged once, and mode "strict" refuses to run there.
 """
 
 import atexit
@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +55,7 @@ class Result:
     cpu_seconds: float | None = None  # CPU time while the test ran; None if it did not begin or the answer started processes
     detail: str = ""                  # for people: what was raised, or how the process ended
     error: str | None = None
-    layers: tuple[str, ...] = ()
+    layers: Sequence[str] = ()
 
 
 def run(header: str, answer: str, test: str, entry_point: str, *, timeout: float = 5.0, memory_mb: int = 1024,
@@ -229,13 +230,11 @@ def _current() -> _Template:
 @functools.cache
 def _unshare() -> tuple[str, ...]:
     """The `unshare` command line, empty where it does not work."""
-    program = shutil.which("unshare")
-    if program is None:
-        return ()
-    command = (program, "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--net", "--ipc", "--mount-proc")
-    try:
-        done = subprocess.run([*command, sys.executable, "-S", "-c", ""], stdin=subprocess.DEVNULL, capture_output=True,
-                              timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    return command if done.returncode == 0 else ()
+    program = shutil.which("unshare") or "unshare"
+    for user in (("--user", "--map-root-user"), ()):  # root needs no user namespace where there is none
+        command = (program, *user, "--pid", "--fork", "--kill-child", "--net", "--ipc", "--mount-proc")
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            subprocess.run([*command, sys.executable, "-S", "-c", ""], stdin=subprocess.DEVNULL, capture_output=True,
+                           timeout=10, check=True)
+            return command
+    return ()

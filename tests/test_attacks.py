@@ -688,6 +688,13 @@ HARMLESS = {
             thread = threading.Thread(target=deep, args=(20_000,)); thread.start(); thread.join()
             return found[0]
         """,
+    "many threads, a few at a time": """
+        def f(x):
+            for _ in range(200):
+                threads = [threading.Thread(target=int) for _ in range(3)]
+                [thread.start() for thread in threads], [thread.join() for thread in threads]
+            return WANTED[x]
+        """,
     "a file": "def f(x):\n    open('a', 'w').write('b')\n    return WANTED[x] if open('a').read() == 'b' else 0",
     "output": "def f(x):\n    print('x' * 10**6)\n    return WANTED[x]",
     "late imports": "def f(x):\n    import decimal, sqlite3, unittest, asyncio, ctypes.util, zoneinfo\n    return WANTED[x]",

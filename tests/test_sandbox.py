@@ -269,12 +269,35 @@ def _session(pid: str) -> int | None:
         return None
 
 
-def contained(script: str) -> object:
-    """Run a script in namespaces of its own, so that a hole in the sandbox reaches no one; returns its JSON output."""
-    outer = ["unshare", "-Urpf", "--kill-child", "--mount-proc"]
+@pytest.mark.parametrize("missing", ["user", "user pid net ipc mnt"])
+def test_where_namespaces_are_missing_it_says_so_and_still_judges(missing):
+    found = contained("""
+        import logging, tempfile
+        from rewards import sandbox
+        logging.basicConfig()
+        tempfile.tempdir = tempfile.mkdtemp()
+        test = "def check(candidate):\\n    assert candidate(2) == 4"
+        run = lambda text, **options: sandbox.run("import os, time", text, test, "f", timeout=0.3, **options).status
+        found = [run("def f(x): open('a', 'w'); return x * x"), run("def f(x): return 0"), run("def f(x): time.sleep(9)")]
+        try:
+            run("def f(x): return 4", mode="strict")
+        except sandbox.SandboxError as problem:
+            print(json.dumps([found, str(problem), os.listdir(tempfile.tempdir)]))
+        os.rmdir(tempfile.tempdir)
+        """, missing)
+    assert found[0] == ["passed", "failed", "timeout"]
+    assert "candidate_namespace" in found[1] and ("namespaces," in found[1]) == (" " in missing)
+    assert found[2] == []
+
+
+def contained(script: str, missing: str = "") -> object:
+    """Run a script in namespaces of its own, so that a hole in the sandbox reaches no one; returns its JSON output.
+    There may be no further namespaces of the kinds in `missing`."""
     if not sandbox.layers()["namespaces"]:
         pytest.skip("needs user and pid namespaces")
     script = f"import os, json, sys, threading\nsys.path.insert(0, {str(ROOT)!r})\n" + textwrap.dedent(script)
+    forbid = f'for kind in {missing}; do echo 0 > /proc/sys/user/max_${{kind}}_namespaces; done; exec "$@"'
+    outer = ["unshare", "-Urpf", "--kill-child", "--mount-proc", "sh", "-c", forbid, "sh"]
     done = subprocess.run([*outer, sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
