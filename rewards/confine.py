@@ -5,6 +5,7 @@ Everything here says whether it worked and never raises: what is missing on a ma
 
 import contextlib
 import ctypes
+import functools
 import os
 import platform
 import resource
@@ -16,6 +17,7 @@ import sysconfig
 NEWNS, NEWIPC, NEWUSER, NEWPID = 0x20000, 0x8000000, 0x10000000, 0x20000000  # of unshare(2)
 FOLDER = "/dev/shm"   # where a program's own tmpfs lies: exists everywhere, and no Python is installed there
 FOLDER_BYTES = 32 << 20
+MAX_PROCESSES = 320   # of a program, threads included; Linux wants it over 300
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same numbers on every architecture
 _WRITE, _READ, _READ_DIR = 1 << 1, 1 << 2, 1 << 3
@@ -48,6 +50,30 @@ def private_mounts() -> bool:
     return (_libc.mount(None, b"/", None, recursive_private, None) == 0
             and _libc.mount(b"proc", b"/proc", b"proc", nosuid_nodev_noexec, None) == 0
             and _libc.mount(b"tmpfs", FOLDER.encode(), b"tmpfs", nosuid_nodev_noexec, options) == 0)
+
+
+def limit_processes() -> bool:
+    """At most MAX_PROCESSES in this pid namespace, threads included. Linux 6.14 or newer."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/pid_max", "w") as file:
+        file.write(str(MAX_PROCESSES))
+        return os.getpid() == 1
+    return False
+
+
+@functools.cache
+def nproc_holds() -> bool:
+    """Whether RLIMIT_NPROC stops a candidate: not where it is the machine's root, user namespace or not."""
+    pid = os.fork()
+    if pid == 0:
+        unshare(NEWUSER)
+        limit(resource.RLIMIT_NPROC, 1)
+        try:
+            if os.fork() == 0:
+                os._exit(0)
+        except OSError:
+            os._exit(0)
+        os._exit(1)
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def die_with_parent() -> None:
@@ -98,26 +124,33 @@ def landlock(folder: str) -> bool:
     return done
 
 
-def seccomp() -> bool:
+def seccomp(may_fork: bool) -> bool:
     """From now on the calls in _DENIED fail with EPERM: memory that no rlimit counts, sockets (pairs excepted), and parts of
-    the kernel that no answer needs. Needs no_new_privs. See seccomp(2)."""
-    audit_arch, numbers = _DENIED.get(platform.machine(), (0, ()))
+    the kernel that no answer needs; and new processes unless `may_fork`. Needs no_new_privs. See seccomp(2)."""
+    audit_arch, clone, forks, numbers = _DENIED.get(platform.machine(), (0, 0, (), ()))
     if _libc is None or not numbers or sys.maxsize < 1 << 32:
         return False
-    load, equal, at_least, give, allow, deny, kill = 0x20, 0x15, 0x35, 0x06, 0x7FFF0000, 0x50001, 0x80000000
+    load, equal, at_least, has, give = 0x20, 0x15, 0x35, 0x45, 0x06
+    allow, deny, unknown, kill = 0x7FFF0000, 0x50001, 0x50026, 0x80000000  # EPERM, ENOSYS
     program = [(load, 0, 0, 4), (equal, 1, 0, audit_arch), (give, 0, 0, kill), (load, 0, 0, 0)]
-    program += [(at_least, len(numbers) + 1, 0, 0x40000000)]  # x86-64's second set of numbers
-    program += [(equal, len(numbers) - n, 0, number) for n, number in enumerate(numbers)]
-    program += [(give, 0, 0, allow), (give, 0, 0, deny)]
+    for test, number in ((at_least, 0x40000000), *((equal, n) for n in numbers + (() if may_fork else forks))):
+        program += [(test, 0, 1, number), (give, 0, 0, deny)]  # the first: x86-64's second set of numbers
+    if not may_fork:  # clone3 hides its flags; without it libc uses clone, which may make threads
+        program += [(equal, 0, 1, 435), (give, 0, 0, unknown)]
+        program += [(equal, 0, 3, clone), (load, 0, 0, 16), (has, 1, 0, 0x10000), (give, 0, 0, deny)]
+    program += [(give, 0, 0, allow)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in program))
     return _libc.prctl(22, 2, struct.pack("@HP", len(program), ctypes.addressof(code)), 0, 0) == 0
 
 
-_DENIED = {  # socket, shmget, semget, msgget, memfd_create, memfd_secret, unshare, setns, mount, ptrace, process_vm_readv and
-    # _writev, bpf, perf_event_open, io_uring_setup, add_key, request_key, keyctl, userfaultfd, pidfd_getfd
-    "x86_64": (0xC000003E, (41, 29, 64, 68, 319, 447, 272, 308, 165, 101, 310, 311, 321, 298, 425, 248, 249, 250, 323, 438)),
-    "aarch64": (0xC00000B7, (198, 194, 190, 186, 279, 447, 97, 268, 40, 117, 270, 271, 280, 241, 425, 217, 218, 219, 282, 438)),
+_DENIED = {  # audit number of the architecture, clone, fork and vfork; then socket, shmget, semget, msgget, memfd_create,
+    # memfd_secret, unshare, setns, mount, ptrace, process_vm_readv and _writev, bpf, perf_event_open, io_uring_setup, add_key,
+    # request_key, keyctl, userfaultfd, pidfd_getfd
+    "x86_64": (0xC000003E, 56, (57, 58), (
+        41, 29, 64, 68, 319, 447, 272, 308, 165, 101, 310, 311, 321, 298, 425, 248, 249, 250, 323, 438)),
+    "aarch64": (0xC00000B7, 220, (), (
+        198, 194, 190, 186, 279, 447, 97, 268, 40, 117, 270, 271, 280, 241, 425, 217, 218, 219, 282, 438)),
 }
 _LIBRARIES = tuple(path for path in (
-    sysconfig.get_path("stdlib"), sysconfig.get_config_var("LIBDIR"), "/lib", "/lib64", "/usr/lib", "/usr/lib64",
+    sysconfig.get_path("stdlib"), os.path.join(sys.base_prefix, "lib"), "/lib", "/lib64", "/usr/lib", "/usr/lib64",
     "/etc/ld.so.cache", "/usr/share/zoneinfo") if path)

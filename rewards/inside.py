@@ -39,7 +39,7 @@ STARTUP_SECONDS = 30.0  # beyond this a candidate that has not begun is an infra
 TICK = 0.01             # seconds between two looks at a candidate that is busy
 GRACE = 0.5             # seconds that a program may sleep beyond `timeout`
 HARD_FACTOR = 6.0       # no program is given more than so many times `timeout`, however busy the machine is
-MAX_THREADS = 256       # of all processes of a program together
+MAX_PROCESSES = 64      # of a program; the kernel's own limit is further away (confine.py)
 MAX_MESSAGE = 64 << 20  # bytes of one call or result
 FILE_BYTES = 16 << 20   # a program may write so much to a file
 OUT_OF_MEMORY = 77      # the candidate's exit status when it cannot even say so
@@ -58,6 +58,7 @@ def template(control_fd: int, parent_fd: int, site: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)   # process 1 of a namespace ignores what it does not handle
     if not hasattr(os, "pidfd_open"):
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    confine.nproc_holds()
     load("\n".join(f"import {module}" for module in PRELOADED))
     control, poll = socket.socket(fileno=control_fd), select.poll()
     poll.register(control, select.POLLIN)
@@ -143,6 +144,7 @@ def judge(report: Callable) -> None:
     """Execute the header, fork the candidate, have it parse and compile the answer, run the test on it."""
     job = json.loads(wire.receive(3))
     mounted = confine.private_mounts()
+    job["may_fork"] = (mounted and confine.limit_processes()) or confine.nproc_holds()
     folder = confine.FOLDER if mounted else job["folder"]
     os.chdir(folder)
     for kind, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, 64), (resource.RLIMIT_FSIZE, FILE_BYTES)):
@@ -352,14 +354,13 @@ class Proxy:
         """rlimits count by process: end a program that has too many, or whose processes hold too much together."""
         if self.started() <= self._pid:
             return
-        threads = kilobytes = 0
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError, TypeError):  # it has just ended
+        pids, kilobytes = [name for name in os.listdir("/proc") if name.isdigit()], 0
+        if len(pids) > MAX_PROCESSES:  # they crowd out this process: no time to lose
+            raise self._stop("runtime_error", "too many processes")
+        for pid in pids:
+            with contextlib.suppress(OSError):  # it has just ended
                 status = look(f"/proc/{pid}/status")
-                threads += int(re.search(rb"Threads:\s+(\d+)", status)[1])
                 kilobytes += sum(map(int, re.findall(rb"Rss(?:Anon|Shmem):\s+(\d+)", status)))
-        if threads > MAX_THREADS:
-            raise self._stop("runtime_error", "too many processes and threads")
         if kilobytes << 10 > self._memory:
             raise self._stop("memory", "out of memory, all processes together")
 
@@ -438,12 +439,14 @@ def shut_in(folder: str, job: dict) -> list[str]:
     with contextlib.suppress(OSError):
         held = int(look("/proc/self/statm").split()[0]) * resource.getpagesize()
     confine.limit(resource.RLIMIT_AS, held + job["memory"])  # what was there before the answer is not its own
+    if confine.nproc_holds():
+        confine.limit(resource.RLIMIT_NPROC, confine.MAX_PROCESSES)
     confine.limit(resource.RLIMIT_CPU, math.ceil(3 * job["timeout"]) + 1)  # a backstop: the proxy looks more closely
     os.setsid()
     reached = {"candidate_namespace": confine.unshare(confine.NEWUSER), "no_new_privs": confine.no_new_privs()}
     confine.drop_capabilities()
     reached["landlock"] = reached["no_new_privs"] and confine.landlock(folder)
-    reached["seccomp"] = reached["no_new_privs"] and confine.seccomp()
+    reached["seccomp"] = reached["no_new_privs"] and confine.seccomp(job["may_fork"])
     confine.die_with_parent()  # last: a change of rights undoes it
     return [name for name, there in reached.items() if there]
 
