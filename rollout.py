@@ -6,6 +6,7 @@ and appended with `trained` False, and history is never rendered again.
 
 import math
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,7 @@ class Rollout:
     trained: list[bool] = field(default_factory=list)       # of each id: True where sampled, False where the environment's
     log_probs: list[float] = field(default_factory=list)    # the sampler's; 0.0 where the environment's
     replies: list[str] = field(default_factory=list)        # the text of each turn
-    finish_reason: str = "stop"                             # of the last turn
+    finish_reason: str = "stop"                             # "length" if a turn ran out of tokens or the next had no room
     episode: Any = None
     score: Score | None = None
     error: str | None = None                                # why there is no score
@@ -38,19 +39,18 @@ def encode(tokenizer: PreTrainedTokenizerBase, task: Task) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def continuation(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], ended: bool) -> list[int]:
+def continuation(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], end: int | None) -> list[int]:
     """The tokens that follow a reply: the rest of its turn, the new messages, the head of the next reply.
 
-    ended: the reply closed its own turn with an end token. Found by rendering a stand-in conversation, since templates can
-    rewrite earlier turns; the text after the stand-in reply is what is appended.
+    end: the end token with which the reply closed its own turn, None if it was cut off. Found by rendering a stand-in
+    conversation, since templates can rewrite earlier turns; the text after the stand-in reply is what is appended.
     """
     marker = "\u2402reply\u2402"
     stand_in = [{"role": "user", "content": "."}, {"role": "assistant", "content": marker}]
     text = tokenizer.apply_chat_template(stand_in + messages, tokenize=False, add_generation_prompt=True)
     tail = text.rpartition(marker)[2]
-    if ended and tokenizer.eos_token and tail.startswith(tokenizer.eos_token):
-        tail = tail[len(tokenizer.eos_token) :]
-    return tokenizer(tail, add_special_tokens=False)["input_ids"]
+    ids = tokenizer(tail, add_special_tokens=False)["input_ids"]
+    return ids[1:] if ids[:1] == [end] else ids
 
 
 def collect(env, sampler, tokenizer: PreTrainedTokenizerBase, tasks: list[tuple[Task, list[int]]], n: int, *,
@@ -64,34 +64,37 @@ def collect(env, sampler, tokenizer: PreTrainedTokenizerBase, tasks: list[tuple[
     rollouts = [Rollout(task, group, prompt) for group, (task, prompt) in enumerate(tasks)
                 for _ in range(n)]
     for r in rollouts:
-        _guarded(r, lambda r=r: setattr(r, "episode", env.start(r.task)))
-    active, turn = rollouts, 0
+        r.episode = _guarded(r, env.start, r.task)
+    active, turn = list(enumerate(rollouts)), 0
     while active:
         if turn == 0:
-            batches = sampler.generate([prompt for _, prompt in tasks], n, max_new_tokens=max_new_tokens,
-                                       temperature=temperature, seeds=seeds, progress=progress)
-            samples = [sample for group in batches for sample in group]
+            groups = sampler.generate([prompt for _, prompt in tasks], n, max_new_tokens=max_new_tokens,
+                                      temperature=temperature, seeds=seeds, progress=progress)
         else:
-            own = [stream(seeds[r.group], turn, i) for i, r in enumerate(rollouts) if r in active]
-            samples = [group[0] for group in sampler.generate(
-                [r.prompt + r.ids for r in active], 1, max_new_tokens=max_new_tokens, temperature=temperature, seeds=own)]
+            groups = sampler.generate([r.prompt + r.ids for _, r in active], 1, max_new_tokens=max_new_tokens,
+                                      temperature=temperature, seeds=[stream(seeds[r.group], turn, i) for i, r in active])
         going = []
-        for r, sample in zip(active, samples, strict=True):
+        for (i, r), sample in zip(active, [sample for group in groups for sample in group], strict=True):
             r.ids += sample.ids
             r.log_probs += sample.log_probs
             r.trained += [True] * len(sample.ids)
-            r.finish_reason = sample.finish_reason
-            text = sample.ids[:-1] if sample.finish_reason == "stop" else sample.ids
-            r.replies.append(tokenizer.decode(text, skip_special_tokens=True))
-            messages = _guarded(r, lambda r=r: r.episode.step(r.replies[-1])) if r.error is None else None
-            if not messages:
+            stopped = sample.finish_reason == "stop"
+            r.replies.append(tokenizer.decode(sample.ids[:-1] if stopped else sample.ids, skip_special_tokens=True))
+            if not stopped:
+                r.finish_reason = "length"
+            if r.error is not None:
                 continue
-            new = continuation(tokenizer, messages, ended=sample.finish_reason == "stop")
-            if max_tokens is None or len(r.prompt) + len(r.ids) + len(new) + max_new_tokens <= max_tokens:
-                r.ids += new
-                r.log_probs += [0.0] * len(new)
-                r.trained += [False] * len(new)
-                going.append(r)
+            messages = _guarded(r, r.episode.step, r.replies[-1])
+            new = messages and _guarded(r, continuation, tokenizer, messages, sample.ids[-1] if stopped else None)
+            if not new:
+                continue
+            if max_tokens is not None and len(r.prompt) + len(r.ids) + len(new) + max_new_tokens > max_tokens:
+                r.finish_reason = "length"
+                continue
+            r.ids += new
+            r.log_probs += [0.0] * len(new)
+            r.trained += [False] * len(new)
+            going.append((i, r))
         active, turn = going, turn + 1
     return rollouts
 
@@ -104,27 +107,27 @@ def score(env, rollouts: list[Rollout]) -> None:
         if len(scores) != len(whole):
             raise ValueError(f"{type(env).__name__}.score returned {len(scores)} scores for {len(whole)} episodes")
     except Exception:
-        scores = [_guarded(r, lambda r=r: env.score([r.episode])[0]) for r in whole]
-    for r, s in zip(whole, scores):
-        if s is None:
-            continue
-        r.score, r.error = s, s.error
+        scores = [(_guarded(r, env.score, [r.episode]) or [None])[0] for r in whole]
+    for r, s in zip(whole, scores, strict=True):
         if r.error is None:
-            wrong = [name for name in env.reward_names if not _number(s.rewards.get(name))]
-            if wrong:
-                r.error = f"reward {wrong[0]!r} is {s.rewards.get(wrong[0])!r}, not a finite number"
+            _guarded(r, _take, r, s, env.reward_names)
 
 
-def _number(x: Any) -> bool:
+def _take(r: Rollout, s: Score, names: tuple[str, ...]) -> None:
+    if not isinstance(s, Score):
+        raise TypeError(f"score returned {s!r} where a Score was due")
+    if s.error is None:
+        s.rewards = {name: float(s.rewards[name]) for name in names}      # plain floats, whatever they came as
+        for name, value in s.rewards.items():
+            if not math.isfinite(value):
+                raise ValueError(f"reward {name!r} is {value}, not a finite number")
+    r.score, r.error = s, s.error
+
+
+def _guarded(r: Rollout, f: Callable, *args):
+    """f(*args); what it raises becomes the rollout's error, and None is returned."""
     try:
-        return math.isfinite(x)
-    except TypeError:
-        return False
-
-
-def _guarded(r: Rollout, f):
-    try:
-        return f()
+        return f(*args)
     except Exception as e:
         r.error = f"{type(e).__name__}: {e}\n{traceback.format_exc(limit=-3)}"
         return None

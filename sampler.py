@@ -28,7 +28,7 @@ import policy
 @dataclass
 class Sample:
     ids: list[int]              # sampled tokens, the end token included where one was drawn
-    log_probs: list[float]      # of each, under the distribution sampled from (at 0: temperature 1)
+    log_probs: list[float]      # of each, under the distribution sampled from (greedy: at temperature 1)
     finish_reason: str          # "stop": an end token was drawn; "length": max_new_tokens ran out
 
 
@@ -49,9 +49,7 @@ class TransformersSampler:
     def __init__(self, model: PreTrainedModel, eos_ids: set[int], dtype: torch.dtype, batch_size: int):
         self.model, self.eos_ids, self.batch_size = model, eos_ids, batch_size
         if dtype != torch.float32:
-            self.model = copy.deepcopy(model)
-            for p in self.model.parameters():   # parameters only: rotary frequencies stay float32
-                p.requires_grad_(False).data = p.data.to(dtype)
+            self.model = policy.cast(copy.deepcopy(model), dtype)
         if policy.full_attention(model):
             self.model.set_attn_implementation("folded")
 
@@ -64,7 +62,8 @@ class TransformersSampler:
     def generate(self, prompts: list[list[int]], n: int, *, max_new_tokens: int, temperature: float,
                  seeds: list[int], progress: Callable[[int], object] = lambda done: None) -> list[list[Sample]]:
         """seeds: one a prompt. Sample j of a prompt draws from a stream of its own, (seed, j), so what a prompt gets does
-        not hang on who shares its batch. temperature 0 is greedy. progress: told how many samples were finished."""
+        not depend on who shares its batch. temperature 0 is greedy. progress: told how many samples were finished."""
+        assert len(seeds) == len(prompts)
         samples: list[list[Sample]] = [[] for _ in prompts]
         per_batch = max(1, self.batch_size // n)
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))  # neighbours of like length: little padding

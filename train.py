@@ -5,18 +5,20 @@
     python train.py --preset smoke train.seed=1            a preset, and any key as section.key=value
     python train.py --config my.toml --resume log.name=X   go on where runs/X was stopped
 
-Read it from `train` down: sample, score, advantage, update, sync, log, save. Against the usual GRPO and the paper:
+Read it from `train` down: sample, score, advantage, update, sync, log, save. Where it differs from GRPO and the paper:
 - The advantage is one of corrgrpo.py's estimators; only rewards enter it, the KL penalty is part of the loss.
 - With one update per step the old policy is the current one: its log-probabilities are the detached new ones, the ratio is
   1 and clipping cannot bite. They are computed beforehand only where several updates follow one sampling.
 - A truncated importance weight corrects for the sampler's rounding (Yao et al. 2025), which the paper does not need.
 - Groups in which no reward varies are left out of the update, numerator and denominator (algo.train_dead_groups).
-- Groups with |A| over algo.advantage_clip are scaled down to it as a whole.
+- Where rewards cancel, CorrGRPO divides by almost nothing: algo.max_multiplier and algo.advantage_clip scale such a group
+  down, as a whole, so that its mean stays 0.
 - Weights and AdamW states are float32; dropout is off.
 """
 
 import argparse
 import collections
+import fcntl
 import itertools
 import json
 import math
@@ -58,38 +60,57 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint of runs/NAME (needs log.name)")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="laid over the file, e.g. train.steps=20")
     args = parser.parse_intermixed_args(argv)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(line_buffering=True)     # a step's line is in the log file when the step is done
+    run = None
     try:
-        run = prepare(config.read(args.config, args.preset, args.overrides), args.resume)
-    except (ValueError, OSError) as e:
-        print(f"error: {e}", file=sys.stderr)
-        return 2
-    try:
+        try:
+            run = prepare(settings(args), args.resume)
+        except (ValueError, OSError) as e:
+            print(f"error: {e}", file=sys.stderr)
+            return 2
         train(run)
     except RunError as e:
         print(f"error: {e}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"\nstopped; to go on: python train.py ... --resume log.name={run.folder.name}", file=sys.stderr)
+        hint = f"; to go on: python train.py --resume log.dir={run.folder.parent} log.name={run.folder.name}" if run else ""
+        print(f"\nstopped{hint}", file=sys.stderr)
         return 130
     return 0
+
+
+def settings(args: argparse.Namespace) -> SimpleNamespace:
+    """The configuration; on --resume without --config the run's own, and a line for every key that differs from it."""
+    cfg = config.read(args.config, args.preset, args.overrides)
+    stored = Path(cfg.log.dir) / cfg.log.name / "config.toml"
+    if args.resume and stored.is_file():
+        if not args.config:
+            cfg = config.read(stored, args.preset, args.overrides)
+        before = config.tables(config.read(stored))
+        for section, table in config.tables(cfg).items():
+            for key, value in table.items():
+                if value != before[section].get(key, value) and value != "auto":
+                    print(f"resuming with {section}.{key} = {value!r}, which was {before[section][key]!r}")
+    return cfg
 
 
 def prepare(cfg: SimpleNamespace, resume: bool) -> SimpleNamespace:
     """Everything that can be wrong with the input is found here, before a model is loaded. Raises ValueError or OSError."""
     env_class = envs.find(cfg.env.name)
     env = env_class(**config.environment_arguments(cfg, env_class, ENV_KEYS))
-    unknown = [name for name in cfg.env.reward_weights if name not in env.reward_names]
-    if unknown:
-        raise ValueError(f"env.reward_weights names {unknown[0]!r}; the rewards of {cfg.env.name} are "
-                         f"{', '.join(env.reward_names)}")
     for name, weight in cfg.env.reward_weights.items():
+        if name not in env.reward_names:
+            raise ValueError(f"env.reward_weights names {name!r}; {cfg.env.name} has {', '.join(env.reward_names)}")
         if type(weight) not in (int, float) or not math.isfinite(weight):
             raise ValueError(f"env.reward_weights: the weight of {name} must be a number, not {weight!r}")
+    if len(env.reward_names) != len(env.reward_weights):
+        raise ValueError(f"{cfg.env.name} has {len(env.reward_names)} reward_names, {len(env.reward_weights)} reward_weights")
     weights = dict(zip(env.reward_names, env.reward_weights)) | cfg.env.reward_weights
-    tasks, eval_tasks = env.tasks(cfg.env.split), env.tasks(cfg.eval.split) if cfg.eval.split else []
-    if {t.id for t in tasks} & {t.id for t in eval_tasks}:
-        print("no evaluation: eval.split holds tasks that are trained on", flush=True)
-        eval_tasks = []
+    tasks = env.tasks(cfg.env.split)
+    if not tasks:
+        raise ValueError(f"{cfg.env.name} has no tasks in its split {cfg.env.split!r} (env.split)")
+    eval_tasks = held_out(env, tasks, cfg.eval.split)
     cfg.model.name = str(Path(cfg.model.name).resolve()) if Path(cfg.model.name).is_dir() else cfg.model.name
     policy.find(cfg.model.name)
     if cfg.model.device == "cuda" and not torch.cuda.is_available():
@@ -101,16 +122,37 @@ def prepare(cfg: SimpleNamespace, resume: bool) -> SimpleNamespace:
     folder = Path(cfg.log.dir) / cfg.log.name
     if resume and not folder.is_dir():
         raise ValueError(f"--resume: there is no run folder {folder}")
-    if not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if not resume and folder.exists() and (not folder.is_dir() or any(p.name != "lock" for p in folder.iterdir())):
         raise ValueError(f"the run folder {folder} is not empty: choose another log.name, or go on with --resume")
-    return SimpleNamespace(cfg=cfg, env=env, weights=weights, tasks=tasks, eval_tasks=eval_tasks, folder=folder,
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = open(folder / "lock", "w")                   # noqa: SIM115 (held until this process ends, however it ends)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(f"another process is writing to the run folder {folder}") from None
+    return SimpleNamespace(cfg=cfg, env=env, weights=weights, tasks=tasks, eval_tasks=eval_tasks, folder=folder, lock=lock,
                            checkpoint=next(reversed(checkpoints(folder)), None))    # None: killed before the first, so anew
+
+
+def held_out(env, tasks: list, split: str) -> list:
+    """The evaluation's tasks, less those that are trained on."""
+    if not split:
+        return []
+    try:
+        every = env.tasks(split)
+    except (ValueError, OSError, KeyError) as e:
+        raise ValueError(f"eval.split = {split!r} cannot be had ({e}); eval.split=\"\" trains without evaluation") from None
+    trained = {task.id for task in tasks}
+    kept = [task for task in every if task.id not in trained]
+    if len(kept) < len(every):
+        print(f"{len(every) - len(kept)} of {len(every)} tasks of eval.split = {split!r} are trained on: not evaluated")
+    return kept
 
 
 def train(run: SimpleNamespace) -> None:
     cfg, env = run.cfg, run.env
     # ---- set up ------------------------------------------------------------------------------------------------------
-    torch.set_num_threads(cfg.train.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(cfg.train.threads or cores())
     torch.manual_seed(cfg.train.seed)       # nothing should need it: every draw has a stream of its own
     device = torch.device("cuda" if cfg.model.device != "cpu" and torch.cuda.is_available() else "cpu")
     model, tokenizer = policy.load(str(run.checkpoint or cfg.model.name))
@@ -120,13 +162,17 @@ def train(run: SimpleNamespace) -> None:
     native = "bfloat16" if bf16_pays(device) else "float32"
     cfg.model.dtype, cfg.sampler.dtype = (native if x == "auto" else x for x in (cfg.model.dtype, cfg.sampler.dtype))
     cfg.model.share_prompt = cfg.model.share_prompt and policy.full_attention(model)
-    reference = policy.load(cfg.model.name)[0].to(device).requires_grad_(False) if cfg.algo.kl > 0 else None
+    reference = None
+    if cfg.algo.kl > 0:
+        reference = policy.cast(policy.load(cfg.model.name)[0], getattr(torch, cfg.model.dtype)).to(device)
     sampler = TransformersSampler(model, policy.end_ids(model, tokenizer), getattr(torch, cfg.sampler.dtype),
                                   cfg.sampler.batch_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.train.learning_rate, fused=True,
                                   betas=(cfg.train.beta1, cfg.train.beta2), weight_decay=cfg.train.weight_decay)
-    tasks = fitting(run.tasks, tokenizer, cfg, "training")
-    eval_tasks = fitting(run.eval_tasks[: cfg.eval.limit or None], tokenizer, cfg, "evaluation") if run.eval_tasks else []
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
+    limit = min(cfg.sampler.max_prompt_tokens, context - cfg.sampler.max_new_tokens)
+    tasks = fitting(run.tasks, tokenizer, limit, "training")
+    eval_tasks = fitting(run.eval_tasks[: cfg.eval.limit or None], tokenizer, limit, "evaluation") if run.eval_tasks else []
     state = {"step": 0, "cursor": 0, "skipped": 0, "skipped_in_a_row": 0}
     if run.checkpoint:
         saved = torch.load(run.checkpoint / "trainer.pt", map_location=device)
@@ -141,8 +187,8 @@ def train(run: SimpleNamespace) -> None:
     if notes := getattr(env, "notes", None):
         print(", ".join(f"{name}: {note}" for name, note in notes.items()), flush=True)
         replace(run.folder / "environment.json", json.dumps(notes, indent=1, default=str))
-    if eval_tasks and state["step"] == 0:
-        evaluate(run, sampler, tokenizer, eval_tasks, logs, 0)
+    if eval_tasks and not read_jsonl(run.folder / "eval.jsonl"):
+        evaluate(run, sampler, tokenizer, eval_tasks, context, logs, 0)
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
     bar = tqdm(total=cfg.train.steps, initial=state["step"], desc="steps", unit="step", disable=None, dynamic_ncols=True)
@@ -155,7 +201,7 @@ def train(run: SimpleNamespace) -> None:
             rollouts = collect(env, sampler, tokenizer, chosen, cfg.train.group_size,
                                seeds=[stream(cfg.train.seed, step, i) for i in range(len(chosen))],
                                max_new_tokens=cfg.sampler.max_new_tokens, temperature=cfg.sampler.temperature,
-                               max_tokens=context_length(model), progress=samples.update)
+                               max_tokens=context, progress=samples.update)
         seconds = {"time/sample": lap()}
 
         # score
@@ -189,15 +235,16 @@ def train(run: SimpleNamespace) -> None:
         # evaluate, save
         last = step == cfg.train.steps
         if eval_tasks and (last or (cfg.eval.every and step % cfg.eval.every == 0)):
-            evaluate(run, sampler, tokenizer, eval_tasks, logs, step)
+            evaluate(run, sampler, tokenizer, eval_tasks, context, logs, step)
         if last or (cfg.train.save_every and step % cfg.train.save_every == 0):
             save_checkpoint(run.folder, model, tokenizer, optimizer, state, cfg.train.keep_checkpoints)
             logs.plot(env.reward_names)
     bar.close()
+    logs.plot(env.reward_names)
     policy.save(model, tokenizer, run.folder / "model")
     print(f"the trained model: {run.folder / 'model'}\nthe curves: {run.folder / 'plots' / 'dynamics.png'}, "
           f"{run.folder / 'metrics.jsonl'}, tensorboard --logdir {run.folder}")
-    if eval_tasks:
+    if eval_tasks and read_jsonl(run.folder / "eval.jsonl"):
         print(comparison(read_jsonl(run.folder / "eval.jsonl"), env.reward_names))
 
 
@@ -229,23 +276,26 @@ def advantages(rollouts: list[Rollout], weights: dict[str, float], cfg: SimpleNa
     w = torch.tensor(list(weights.values()), dtype=torch.float64)
     advantage = corrgrpo.ESTIMATORS[cfg.algo.advantage](rewards, groups, w, cfg.algo.eps)
     divided_by = corrgrpo.denominators(rewards, groups, w)
-    live, bound = divided_by["live"], cfg.algo.advantage_clip or float("inf")
-    # Components that cancel leave nothing to divide by. The whole group shrinks: to cut single values would break its mean.
-    largest = torch.zeros(len(rollouts), dtype=torch.float64).scatter_reduce(0, groups, advantage.abs(), "amax")[groups]
-    bounded = advantage * (bound / largest.clamp(min=1e-300)).clamp(max=1.0)
-    for r, a, alive in zip(scored, bounded.tolist(), live.tolist()):
+    live, bound = divided_by["live"], torch.tensor(cfg.algo.advantage_clip or math.inf, dtype=torch.float64)
+    if cfg.algo.advantage == "corrgrpo" and cfg.algo.max_multiplier:
+        bound = bound.minimum(cfg.algo.max_multiplier * group_max(corrgrpo.dr_grpo(rewards, groups, w), groups))
+    largest = group_max(advantage, groups)
+    clipped = largest > bound * (1 + 1e-9)
+    advantage = torch.where(clipped, advantage * (bound / largest), advantage)  # the whole group: its mean stays 0
+    for r, a, alive in zip(scored, advantage.tolist(), live.tolist()):
         r.advantage, r.live = a, alive
 
     first = groups.diff(prepend=groups[:1] - 1) != 0            # one rollout of each group: rollouts come group by group
-    _, same = rewards.unique(dim=0, return_counts=True)
+    _, same = (rewards * w).unique(dim=0, return_counts=True)
     metrics |= {
         "reward/total": (rewards @ w).mean().item(),
-        "advantage/abs_mean": bounded.abs().mean().item(),
-        "advantage/clipped": (largest > bound).sum().item(),
+        "advantage/abs_mean": advantage.abs().mean().item(),
+        "advantage/clipped": clipped.sum().item(),
         "groups/live": live[first].double().mean().item(),
         # the share of dead groups if every rollout drew its rewards from this batch: sum of p^G over the distinct rows
         "groups/dead_expected": (same / len(scored)).pow(cfg.train.group_size).sum().item(),
     }
+    metrics |= environment_metrics(scored)
     if live.any():
         metrics |= {f"denominator/{name}": divided_by[name][first & live].mean().item() for name in ("grpo", "corrgrpo")}
     rho = corrgrpo.reward_correlation(rewards, groups)
@@ -261,6 +311,24 @@ def advantages(rollouts: list[Rollout], weights: dict[str, float], cfg: SimpleNa
     return metrics
 
 
+def group_max(values: Tensor, groups: Tensor) -> Tensor:
+    """[N]: the largest |value| of each rollout's group."""
+    return torch.zeros(int(groups.max()) + 1, dtype=values.dtype).scatter_reduce(0, groups, values.abs(), "amax")[groups]
+
+
+def environment_metrics(scored: list[Rollout]) -> dict[str, float]:
+    """The environment's own metrics: means of numbers (None left out), shares of the values of words."""
+    out = {}
+    for name in {name: None for r in scored for name in r.score.metrics}:
+        values = [r.score.metrics.get(name) for r in scored]
+        numbers = [float(v) for v in values if isinstance(v, int | float)]
+        if numbers:
+            out[f"env/{name}"] = sum(numbers) / len(numbers)
+        for word, count in collections.Counter(v for v in values if isinstance(v, str)).items():
+            out[f"env/{name}/{word}"] = count / len(scored)
+    return out
+
+
 def update(model, reference, optimizer, rollouts: list[Rollout], state: dict, cfg: SimpleNamespace) -> dict[str, float]:
     """`train.updates_per_step` optimizer steps on the rollouts, each on its share of the groups; returns their metrics."""
     used = [r for r in rollouts if r.error is None and r.ids and (r.live or cfg.algo.train_dead_groups)
@@ -271,9 +339,8 @@ def update(model, reference, optimizer, rollouts: list[Rollout], state: dict, cf
     updates = [[group[i : i + size] for group in groups[u : u + per_update] for i in range(0, len(group), size)]
                for u in range(0, len(groups), per_update)]
     if not updates:
-        tqdm.write("no update: no group has rewards that vary" if not cfg.algo.mask_truncated else
-                   "no update: no group has rewards that vary, or algo.mask_truncated left nothing")
-        return {"loss": 0.0, "update/tokens": 0}
+        tqdm.write("no update: no rollout is left whose group has rewards that vary")
+        return {"loss": 0.0, "update/tokens": 0, "update/skipped": state["skipped"]}
     model.train(cfg.model.gradient_checkpointing)               # there is no dropout; only checkpointing asks for it
     before = {}
     if len(updates) > 1:
@@ -323,11 +390,14 @@ def update(model, reference, optimizer, rollouts: list[Rollout], state: dict, cf
             raise RunError(f"{state['skipped_in_a_row']} updates in a row had a gradient norm that is not finite; the last "
                            "checkpoint is from before. Lower train.learning_rate or algo.advantage_clip")
     model.eval()
-    mean = {name: sums[name] / sums["tokens"] for name in ("clip_fraction", "importance/truncated", "entropy")}
-    return {"loss": sums["loss"], **({"grad_norm": sum(norms) / len(norms)} if norms else {}), **mean,
-            **({"kl": sums["kl"] / sums["tokens"]} if reference is not None else {}), "update/tokens": sums["tokens"],
-            "update/skipped": state["skipped"], "logprob_diff/mean": sums["difference"] / sums["tokens"],
-            "logprob_diff/max": sums["difference/max"]}
+    metrics = {name: sums[name] / sums["tokens"] for name in ("clip_fraction", "importance/truncated", "entropy")}
+    metrics |= {"loss": sums["loss"], "logprob_diff/mean": sums["difference"] / sums["tokens"],
+                "logprob_diff/max": sums["difference/max"], "update/tokens": sums["tokens"], "update/skipped": state["skipped"]}
+    if norms:
+        metrics["grad_norm"] = sum(norms) / len(norms)
+    if reference is not None:
+        metrics["kl"] = sums["kl"] / sums["tokens"]
+    return metrics
 
 
 def log_probs(model, batch: list[Rollout], cfg: SimpleNamespace) -> Tensor:
@@ -352,18 +422,18 @@ def token_loss(log_p: Tensor, old: Tensor, sampled: Tensor, advantage: Tensor, a
 
 
 def kl_k3(log_p: Tensor, reference: Tensor) -> Tensor:
-    """Schulman's k3 estimate of KL(policy, reference) a token, r - 1 - log r with r = reference / policy: never negative,
+    """Schulman's k3 estimate of KL(policy, reference) per token, r - 1 - log r with r = reference / policy: never negative,
     0 where equal, unbiased for tokens drawn from the policy."""
     log_r = (reference - log_p).clamp(-20, 20)
     return log_r.exp() - 1 - log_r
 
 
-def evaluate(run: SimpleNamespace, sampler, tokenizer, tasks: list, logs: RunFolder, step: int) -> None:
-    """One greedy reply a held-out task; a row in eval.jsonl."""
+def evaluate(run: SimpleNamespace, sampler, tokenizer, tasks: list, context: int, logs: RunFolder, step: int) -> None:
+    """One greedy reply to every held-out task; a row in eval.jsonl."""
     cfg, start = run.cfg, time.perf_counter()
     with tqdm(total=len(tasks), desc="evaluation", leave=False, disable=None) as bar:
         rollouts = collect(run.env, sampler, tokenizer, tasks, 1, seeds=[0] * len(tasks), temperature=0.0,
-                           max_new_tokens=cfg.sampler.max_new_tokens, max_tokens=context_length(sampler.model),
+                           max_new_tokens=cfg.sampler.max_new_tokens, max_tokens=context,
                            progress=bar.update)
     score(run.env, rollouts)
     scored = [r for r in rollouts if r.error is None]
@@ -371,8 +441,8 @@ def evaluate(run: SimpleNamespace, sampler, tokenizer, tasks: list, logs: RunFol
     if scored:
         means = {name: sum(r.score.rewards[name] for r in scored) / len(scored) for name in run.weights}
         row |= {"reward/total": sum(run.weights[name] * mean for name, mean in means.items()),
-                **{f"reward/{name}": mean for name, mean in means.items()},
-                "response/length": sum(len(r.ids) for r in rollouts) / len(rollouts)}
+                **{f"reward/{name}": mean for name, mean in means.items()}, **environment_metrics(scored),
+                "response/length": sum(sum(r.trained) for r in rollouts) / len(rollouts)}
     logs.metrics(row, "eval.jsonl")
     tqdm.write(f"held-out tasks after step {step}: total reward {row.get('reward/total', float('nan')):.3f} "
                f"({time.perf_counter() - start:.0f} s)")
@@ -395,22 +465,22 @@ def line(step: int, steps: int, m: dict[str, float]) -> str:
     return " | ".join([
         f"step {step:{len(str(steps))}d}/{steps}", show("reward", "reward/total", ".3f"),
         show("|A|", "advantage/abs_mean", ".2f"),
-        show("live", "groups/live", ".2f") + f" ({1 - m.get('groups/dead_expected', 0):.2f} expected)",
+        show("live", "groups/live", ".2f") + f" ({1 - m.get('groups/dead_expected', math.nan):.2f} expected)",
         show("loss", "loss", "+.3f"), show("grad", "grad_norm", ".2f"), show("tokens", "response/length", ".0f"),
         show("diff", "logprob_diff/mean", ".3f"), f"errors {m['rollouts/errors']}",
         " ".join(f"{p} {m[f'time/{p}']:.1f}s" for p in ("sample", "score", "update", "sync")),
         f"{m['tokens_per_second']:.0f} tok/s"])
 
 
-def fitting(tasks: list, tokenizer, cfg: SimpleNamespace, what: str) -> list[tuple]:
-    """(task, prompt tokens) of those whose prompt is within sampler.max_prompt_tokens; says how many are not."""
+def fitting(tasks: list, tokenizer, limit: int, what: str) -> list[tuple]:
+    """(task, prompt tokens) of those whose prompt has at most `limit` tokens; says how many have more."""
     encoded = [(task, encode(tokenizer, task)) for task in tqdm(tasks, desc=f"{what} prompts", leave=False, disable=None)]
-    kept = [(task, prompt) for task, prompt in encoded if len(prompt) <= cfg.sampler.max_prompt_tokens]
+    kept = [(task, prompt) for task, prompt in encoded if len(prompt) <= limit]
     if len(kept) < len(encoded):
-        print(f"{len(encoded) - len(kept)} of {len(encoded)} {what} prompts are longer than sampler.max_prompt_tokens = "
-              f"{cfg.sampler.max_prompt_tokens} and are skipped", flush=True)
+        print(f"{len(encoded) - len(kept)} of {len(encoded)} {what} prompts are longer than {limit} tokens "
+              "(sampler.max_prompt_tokens, or what the model's context leaves) and are skipped", flush=True)
     if not kept:
-        raise RunError(f"no {what} prompt is within sampler.max_prompt_tokens = {cfg.sampler.max_prompt_tokens}")
+        raise RunError(f"no {what} prompt has at most {limit} tokens: raise sampler.max_prompt_tokens")
     return kept
 
 
@@ -427,8 +497,8 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("checkpoints/step-*") if p.name.removeprefix("step-").isdigit())
 
 
-def context_length(model) -> int | None:
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def stopwatch():

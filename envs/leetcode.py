@@ -6,6 +6,7 @@ One turn: the row's `query` is the prompt, the reply is scored by `rewards.code`
 import gzip
 import json
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class LeetCode:
     def score(self, episodes: list[Episode]) -> list[Score]:
         results = code.score([e.reply for e in episodes], [e.task.data for e in episodes], **self.limits)
         return [Score({name: r[name] for name in code.NAMES},
-                      {"status": r["status"], "cpu_seconds": r["cpu_seconds"]}, r["error"]) for r in results]
+                      {"status": r["status"]}, r["error"]) for r in results]
 
 
 def load_rows(data: str, split: str) -> list[dict[str, Any]]:
@@ -95,8 +96,9 @@ def _from_file(path: Path):
             for line, text in enumerate(f, 1):
                 if text.strip():
                     yield line, json.loads(text)
-    except (OSError, EOFError, ValueError) as e:
-        raise ValueError(f"{path}, line {max(line, 1)}: unreadable ({e})") from None
+    except (OSError, EOFError, ValueError, zlib.error) as e:
+        where = "line" if isinstance(e, json.JSONDecodeError) else "after line"
+        raise ValueError(f"{path}, {where} {line}: unreadable ({e})") from None
 
 
 def _from_hub(name: str, split: str):

@@ -12,14 +12,15 @@ def write(tmp_path, text):
     return file
 
 
-def test_layers_default_preset_file_command_line(tmp_path):
+def test_layers_default_file_preset_command_line(tmp_path):
     file = write(tmp_path, "[train]\nsteps = 7\nseed = 3\n[preset.mine.train]\nsteps = 5\ngroup_size = 6")
     cfg = config.read(file, "mine", ["train.seed=4", "model.name=some/model", "train.learning_rate=1",
                                        "log.name=2"])
     assert cfg.log.name == "2"
-    assert (cfg.train.steps, cfg.train.seed, cfg.train.group_size, cfg.model.name) == (7, 4, 6, "some/model")
+    assert (cfg.train.steps, cfg.train.seed, cfg.train.group_size, cfg.model.name) == (5, 4, 6, "some/model")
     assert cfg.train.learning_rate == 1.0 and isinstance(cfg.train.learning_rate, float)
     assert cfg.algo.advantage == config.read().algo.advantage
+    assert config.read(config.DEFAULTS, "smoke").train.steps == 2
 
 
 @pytest.mark.parametrize("text, words", [
@@ -94,7 +95,7 @@ def test_a_users_environment_needs_no_edit(tmp_path, monkeypatch):
         "    def __init__(self, level: int, hint: str = 'no'):\n        self.level, self.hint = level, hint\n")
     monkeypatch.syspath_prepend(tmp_path)
     sys.modules.pop("my_env", None)
-    own = ("name", "split", "reward_weights", "max_errors")
+    own = train.ENV_KEYS
     cls = train.envs.find("my_env:MyEnv")
     cfg = config.read(None, None, ["env.name=my_env:MyEnv", "env.level=3"])
     assert vars(cls(**config.environment_arguments(cfg, cls, own))) == {"level": 3, "hint": "no"}

@@ -76,7 +76,7 @@ def test_both_schemas_read_alike_from_every_kind_of_file(tmp_path, monkeypatch, 
 def test_a_file_cut_off_in_the_middle_is_named(tmp_path):
     row = json.dumps(starter()["train"][0])
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress((row + "\n").encode() * 50)[:-40])
-    with pytest.raises(ValueError, match=r"cut\.jsonl\.gz, line .*unreadable"):
+    with pytest.raises(ValueError, match=r"cut\.jsonl\.gz, after line .*unreadable"):
         load_rows(str(tmp_path / "cut.jsonl.gz"), "train")
     (tmp_path / "bad.parquet").write_text("no parquet")
     with pytest.raises(ValueError, match="not a readable parquet file"):

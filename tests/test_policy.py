@@ -93,7 +93,7 @@ def test_saved_and_loaded_gives_the_same_logits(embedded, tmp_path):
 
 
 def test_a_missing_model_says_what_to_do(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match=r"config\.json"):
+    with pytest.raises(ValueError, match="holds no usable model"):
         policy.find(str(tmp_path))
     monkeypatch.setenv("CORRGRPO_CACHE", str(tmp_path))
     monkeypatch.setattr(policy, "EMBEDDED_PACKAGE", "no-such-package")

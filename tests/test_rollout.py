@@ -39,20 +39,25 @@ def test_several_turns_append_tokens_and_train_only_on_what_was_sampled(sampler,
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_the_continuation_is_what_the_template_would_have_written(embedded, ended):
-    tokenizer = embedded[1]
+@pytest.mark.parametrize("eos_token", ["<|im_end|>", "<|endoftext|>"])
+def test_the_continuation_is_what_the_template_would_have_written(embedded, ended, eos_token):
+    """Also where the token that ends a turn is not the tokenizer's eos_token (Gemma, Phi)."""
+    tokenizer = copy.deepcopy(embedded[1])
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>") if ended else None
+    tokenizer.eos_token = eos_token
     first = [{"role": "user", "content": "a"}]
     new = [{"role": "user", "content": "now b"}]
     whole = tokenizer.apply_chat_template([*first, {"role": "assistant", "content": "reply"}, *new], tokenize=False,
                                           add_generation_prompt=True)
     start = tokenizer.apply_chat_template(first, tokenize=False, add_generation_prompt=True) + "reply"
-    text = start + ("<|im_end|>" if ended else "") + tokenizer.decode(continuation(tokenizer, new, ended))
+    text = start + ("<|im_end|>" if ended else "") + tokenizer.decode(continuation(tokenizer, new, end))
     assert text == whole
 
 
 def test_an_episode_ends_where_the_next_turn_would_not_fit(sampler, embedded):
     rollouts = run(Toy(turns=9), sampler, embedded[1], Toy().tasks("train")[:1], max_tokens=100)
     assert all(len(r.prompt) + len(r.ids) <= 100 and 1 < len(r.replies) < 9 for r in rollouts)
+    assert all(r.finish_reason == "length" for r in rollouts)
 
 
 def test_the_same_task_twice_makes_two_groups(sampler, embedded):
@@ -64,7 +69,8 @@ def test_the_same_task_twice_makes_two_groups(sampler, embedded):
 
 @pytest.mark.parametrize("data, words", [
     ("raises in start", "cannot start"), ("raises in step", "the environment broke"), ("raises in score", "cannot score"),
-    ("no score", "the sandbox died"), ("nan", "'vowels' is nan")])
+    ("no score", "the sandbox died"), ("nan", "'vowels' is nan"), ("none", "score returned None"),
+    ("no such reward", "KeyError: 'vowels'"), ("no content", "content")])
 def test_what_cannot_be_scored_costs_no_other_rollout(sampler, embedded, data, words):
     good, bad = Toy().tasks("train")[:2]
     bad.data = data

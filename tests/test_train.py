@@ -233,7 +233,7 @@ def test_metrics_of_rewards_and_correlations():
 
 def test_no_score_is_left_out_of_its_group_and_named_in_no_metric():
     rollouts = scored([(0, 0), None, (1, 2), (1, 1), None, None, None, (1, 1)], 4)
-    m = train.advantages(rollouts, {"a": 1.0, "b": 1.0}, settings("algo.advantage_clip=0"))
+    m = train.advantages(rollouts, {"a": 1.0, "b": 1.0}, settings())
     assert m["rollouts/errors"] == 4 and math.isclose(m["reward/a"], 3 / 4)
     three = train.corrgrpo.corrgrpo(torch.tensor([[0.0, 0], [1, 2], [1, 1]], dtype=torch.float64), 3)
     assert [rollouts[i].advantage for i in (0, 2, 3)] == three.tolist()
@@ -251,10 +251,20 @@ def test_a_pair_that_never_varies_together_has_no_key():
 
 def test_a_group_that_cancels_shrinks_as_a_whole():
     rollouts = scored([(1, 0), (0, 1), (0, 1), (0, 1)], 4)
-    m = train.advantages(rollouts, {"a": 1.0, "b": 0.9}, settings("algo.advantage_clip=0.3"))
-    assert m["advantage/clipped"] == 4
-    assert [r.advantage for r in rollouts] == pytest.approx([0.3, -0.1, -0.1, -0.1])
-    assert m["advantage/abs_mean"] == pytest.approx(0.15)
+    bare = ("algo.max_multiplier=0", "algo.advantage_clip=0")
+    for setting, largest in (("algo.advantage_clip=0.3", 0.3), ("algo.max_multiplier=2.0", 2 * 0.075)):
+        m = train.advantages(rollouts, {"a": 1.0, "b": 0.9}, settings(*bare, setting))
+        assert m["advantage/clipped"] == 4
+        assert [r.advantage for r in rollouts] == pytest.approx([largest, -largest / 3, -largest / 3, -largest / 3], rel=1e-3)
+        assert m["advantage/abs_mean"] == pytest.approx(largest / 2, rel=1e-3)
+    m = train.advantages(rollouts, {"a": 1.0, "b": 0.9}, settings(*bare))
+    assert m["advantage/clipped"] == 0 and rollouts[0].advantage == pytest.approx(75, rel=1e-3)
+    for scale in (1.0, 100.0):      # a multiplier: it does not depend on the rewards' scale, and touches no other estimator
+        rows = [(0, 1), (1, 0), (1, 1), (0, 0)]
+        m = train.advantages(scored(rows, 4), {"a": scale, "b": scale}, settings("algo.advantage_clip=0"))
+        assert m["advantage/clipped"] == 0
+    m = train.advantages(scored([(0, 1), (1, 0)] * 2, 4), {"a": 1.0, "b": 0.9}, settings("algo.advantage=grpo"))
+    assert m["advantage/clipped"] == 0
 
 
 def test_expected_dead_groups_of_a_rare_binary_reward():
@@ -320,6 +330,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(finished, tin
 def test_killed_at_any_moment_and_resumed_yields_the_same_numbers(finished, tiny_folder, tmp_path):
     """SIGKILL before the first checkpoint, at it, and some time after it; then to the end, bit for bit."""
     run, command = tmp_path / "killed", [sys.executable, "train.py", *arguments(tmp_path, tiny_folder, "log.name=killed")]
+    killed = 0
     for awaited, delay in (("metrics.jsonl", 0.0), ("checkpoints/step-??????", 0.0), ("checkpoints/step-??????", 0.4)):
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.time() + 120
@@ -327,12 +338,14 @@ def test_killed_at_any_moment_and_resumed_yields_the_same_numbers(finished, tiny
             time.sleep(0.02)
         time.sleep(delay)
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        killed += process.wait() == -signal.SIGKILL
         command = [*command, "--resume"] if "--resume" not in command else command
-    assert list(run.glob("checkpoints/step-??????"))
+    assert killed >= 2 and list(run.glob("checkpoints/step-??????"))
     (run / "checkpoints" / "step-000009.part77").mkdir()        # as if one kill had come in the middle of a save
     assert train.main([*arguments(tmp_path, tiny_folder, "log.name=killed"), "--resume"]) == 0
     assert metrics_of(run) == metrics_of(finished)
+    for same in ("eval.jsonl", *(f"rollouts/step-00000{step}.jsonl" for step in range(1, 5))):
+        assert (run / same).read_text() == (finished / same).read_text()
     assert [f.name for f in (run / "checkpoints").iterdir()] == ["step-000004"]
     ours, theirs = (train.policy.load(str(folder / "model"))[0] for folder in (run, finished))
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters()))
@@ -342,7 +355,7 @@ def test_a_finished_run_can_be_made_longer(finished, tiny_folder, tmp_path):
     import shutil
 
     shutil.copytree(finished, tmp_path / "longer")
-    assert train.main([*arguments(tmp_path, tiny_folder, "log.name=longer"), "--resume", "train.steps=5"]) == 0
+    assert train.main(["--resume", f"log.dir={tmp_path}", "log.name=longer", "train.steps=5"]) == 0   # the rest is its own
     assert metrics_of(tmp_path / "longer")[:4] == metrics_of(finished)
     assert len(metrics_of(tmp_path / "longer")) == 5
     assert [f.name for f in (tmp_path / "longer" / "checkpoints").iterdir()] == ["step-000005"]
@@ -361,7 +374,7 @@ def test_a_scorer_that_fails_on_some_rollouts_ends_nothing(tiny_folder, tmp_path
 def test_prompts_over_the_limit_are_skipped_and_counted(tiny_folder, tmp_path, capsys):
     assert train.main(arguments(tmp_path, tiny_folder, "log.name=long", "sampler.max_prompt_tokens=5")) == 1
     message = capsys.readouterr()
-    assert "5 of 5 training prompts are longer than sampler.max_prompt_tokens = 5" in message.out
+    assert "5 of 5 training prompts are longer than 5 tokens (sampler.max_prompt_tokens" in message.out
     assert "no training prompt" in message.err
 
 

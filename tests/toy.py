@@ -11,6 +11,8 @@ class Episode:
         if self.task.data == "raises in step":
             raise RuntimeError("the environment broke")
         self.replies.append(reply)
+        if self.task.data == "no content":
+            return [{"role": "user"}]
         more = len(self.replies) < self.turns
         return [{"role": "user", "content": f"turn {len(self.replies)} <|im_end|> is over"}] if more else []
 
@@ -36,6 +38,10 @@ class Toy:
     def one(self, text, task):
         if task.data == "raises in score":
             raise RuntimeError("cannot score")
+        if task.data == "none":
+            return None
+        if task.data == "no such reward":
+            return Score({"length": 1.0})
         if task.data == "no score":
             return Score({}, error="the sandbox died")
         if task.data == "nan" or (self.wrong and task.id.endswith(self.wrong)):
