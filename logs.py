@@ -1,5 +1,7 @@
-"""What a run leaves on disk: metrics.jsonl, TensorBoard events, rollouts, plots/dynamics.png. Files that are rewritten are
-written beside their place and renamed."""
+"""What a run leaves on disk and prints: metrics.jsonl, TensorBoard events, rollouts, plots/dynamics.png, a line per step.
+
+Files that are rewritten are written beside their place and renamed.
+"""
 
 import json
 import math
@@ -126,3 +128,27 @@ def plot_dynamics(rows: list[dict], reward_names: list[str], smoothing: float, f
     part = file.with_name(f"{file.name}.part")
     figure.savefig(part, format="png", dpi=110)
     os.replace(part, file)
+
+
+def line(step: int, steps: int, m: dict[str, float]) -> str:
+    """What a step did, in one line."""
+    def show(label: str, key: str, form: str) -> str:
+        return f"{label} {m[key]:{form}}" if key in m else f"{label} -"
+
+    return " | ".join([
+        f"step {step:{len(str(steps))}d}/{steps}", show("reward", "reward/total", ".3f"),
+        show("|A|", "advantage/abs_mean", ".2f"),
+        show("live", "groups/live", ".2f") + f" ({1 - m.get('groups/dead_expected', math.nan):.2f} expected)",
+        show("loss", "loss", "+.3f"), show("grad", "grad_norm", ".2f"), show("tokens", "response/length", ".0f"),
+        show("diff", "logprob_diff/mean", ".3f"), f"errors {m['rollouts/errors']}",
+        " ".join(f"{p} {m[f'time/{p}']:.1f}s" for p in ("sample", "score", "update", "sync")),
+        f"{m['tokens_per_second']:.0f} tok/s"])
+
+
+def comparison(rows: list[dict], names: tuple[str, ...]) -> str:
+    """A table of the first and the last evaluation."""
+    first, last = rows[0], rows[-1]
+    lines = [f"held-out tasks, greedy      step {first['step']:4d}   step {last['step']:4d}"]
+    lines += [f"  {key:24s} {first[f'reward/{key}']:10.3f}  {last[f'reward/{key}']:10.3f}" for key in ("total", *names)
+              if f"reward/{key}" in first and f"reward/{key}" in last]
+    return "\n".join(lines)

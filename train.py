@@ -3,7 +3,7 @@
     python train.py                                        the embedded model on the starter problems, no GPU needed
     python train.py --config my.toml                       your keys over the defaults in config.toml
     python train.py --preset smoke train.seed=1            a preset, and any key as section.key=value
-    python train.py --config my.toml --resume log.name=X   go on where runs/X was stopped
+    python train.py --resume log.name=X                    go on where runs/X was stopped, with its own configuration
 
 Read it from `train` down: sample, score, advantage, update, sync, log, save. Where it differs from GRPO and the paper:
 - The advantage is one of corrgrpo.py's estimators; only rewards enter it, the KL penalty is part of the loss.
@@ -40,7 +40,7 @@ import config
 import corrgrpo
 import envs
 import policy
-from logs import RunFolder, read_jsonl, replace
+from logs import RunFolder, comparison, line, read_jsonl, replace
 from rollout import Rollout, collect, encode, score
 from sampler import TransformersSampler, bf16_pays, stream
 
@@ -446,30 +446,6 @@ def evaluate(run: SimpleNamespace, sampler, tokenizer, tasks: list, context: int
     logs.metrics(row, "eval.jsonl")
     tqdm.write(f"held-out tasks after step {step}: total reward {row.get('reward/total', float('nan')):.3f} "
                f"({time.perf_counter() - start:.0f} s)")
-
-
-def comparison(rows: list[dict], names: tuple[str, ...]) -> str:
-    """A table of the first and the last evaluation."""
-    first, last = rows[0], rows[-1]
-    lines = [f"held-out tasks, greedy      step {first['step']:4d}   step {last['step']:4d}"]
-    lines += [f"  {key:24s} {first[f'reward/{key}']:10.3f}  {last[f'reward/{key}']:10.3f}" for key in ("total", *names)
-              if f"reward/{key}" in first and f"reward/{key}" in last]
-    return "\n".join(lines)
-
-
-def line(step: int, steps: int, m: dict[str, float]) -> str:
-    """What a step did, in one line."""
-    def show(label: str, key: str, form: str) -> str:
-        return f"{label} {m[key]:{form}}" if key in m else f"{label} -"
-
-    return " | ".join([
-        f"step {step:{len(str(steps))}d}/{steps}", show("reward", "reward/total", ".3f"),
-        show("|A|", "advantage/abs_mean", ".2f"),
-        show("live", "groups/live", ".2f") + f" ({1 - m.get('groups/dead_expected', math.nan):.2f} expected)",
-        show("loss", "loss", "+.3f"), show("grad", "grad_norm", ".2f"), show("tokens", "response/length", ".0f"),
-        show("diff", "logprob_diff/mean", ".3f"), f"errors {m['rollouts/errors']}",
-        " ".join(f"{p} {m[f'time/{p}']:.1f}s" for p in ("sample", "score", "update", "sync")),
-        f"{m['tokens_per_second']:.0f} tok/s"])
 
 
 def fitting(tasks: list, tokenizer, limit: int, what: str) -> list[tuple]:
