@@ -13,10 +13,10 @@ import torch
 pytest.importorskip("trl", reason="TRL is not installed: pip install 'trl>=1.16,<1.17'")
 
 from datasets import Dataset
+from recipes import run
 from trl import GRPOConfig
 
 from corrgrpo import corrgrpo
-from recipes import run
 
 NAN = float("nan")
 
@@ -33,7 +33,8 @@ def watched(base):
 
         def _generate_and_score_completions(self, inputs):
             output = super()._generate_and_score_completions(inputs)
-            self.seen = [*(self.seen or []), (self._rewards.clone(), output["advantages"].clone(), list(self._logs["advantages"]))]
+            new = self._rewards.clone(), output["advantages"].clone(), list(self._logs["advantages"])
+            self.seen = [*(self.seen or []), new]
             return output
     return Watched
 
@@ -68,7 +69,7 @@ def test_two_training_steps_of_the_embedded_model(embedded, tmp_path):
     weights = [1.0, 0.5, 2.0]
     trainer = watched(run("trl")["CorrGRPOTrainer"])(
         model, reward_funcs=[vowels, short, asked], processing_class=tokenizer,
-        train_dataset=Dataset.from_dict({"prompt": ["Name a colour.", "Name a river.", "Name a colour and a tree.", "Say no."]}),
+        train_dataset=Dataset.from_dict({"prompt": ["Name a colour.", "Name a river.", "Name a colour, please.", "Say no."]}),
         args=config(tmp_path, max_steps=2, per_device_train_batch_size=8, num_generations=4, max_completion_length=12,
                     reward_weights=weights, gradient_checkpointing=False))
     before = next(model.parameters()).detach().clone()

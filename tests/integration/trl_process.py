@@ -8,12 +8,12 @@ import sys
 
 import torch
 from datasets import Dataset
+from recipes import run
+from test_trl import config
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from corrgrpo import corrgrpo
-from recipes import run
-from test_trl import config
 
 PROMPTS = ["one", "two", "three", "four", "five", "six"]
 
