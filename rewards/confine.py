@@ -54,10 +54,13 @@ def private_mounts() -> bool:
 
 def limit_processes() -> bool:
     """At most MAX_PROCESSES in this pid namespace, threads included. Linux 6.14 or newer."""
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/pid_max", "w") as file:
-        file.write(str(MAX_PROCESSES))
-        return os.getpid() == 1
-    return False
+    try:
+        fd = os.open("/proc/sys/kernel/pid_max", os.O_WRONLY)
+        os.write(fd, b"%d" % MAX_PROCESSES)
+        os.close(fd)
+        return True
+    except OSError:
+        return False
 
 
 @functools.cache
@@ -108,28 +111,42 @@ def landlock(folder: str) -> bool:
     handled = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
     rules = struct.pack("=QQQ", handled, 3, 3)[:24 if version >= 6 else 16 if version >= 4 else 8]  # files, TCP, scopes
     ruleset = _libc.syscall(_CREATE_RULESET, rules, ctypes.c_size_t(len(rules)), 0)
-    if ruleset < 0:
-        return False
-    allow = dict.fromkeys((*_LIBRARIES, *sys.path), _READ | _READ_DIR)
-    allow |= {"/dev/null": _READ | _WRITE, "/dev/urandom": _READ, "/dev/zero": _READ, "/etc/localtime": _READ}
-    allow[folder] = handled & ~_EXECUTE & ~_DEVICES
-    for path, access in allow.items():
-        with contextlib.suppress(OSError):  # not on this machine
-            fd = os.open(path, os.O_PATH)
-            access &= -1 if os.path.isdir(path) else ~_READ_DIR
-            _libc.syscall(_ADD_RULE, ruleset, 1, struct.pack("=Qi", access, fd), 0)
-            os.close(fd)
+    for path, access in (*readable().items(), (folder, handled & ~_EXECUTE & ~_DEVICES)):
+        fd = os.open(path, os.O_PATH)
+        _libc.syscall(_ADD_RULE, ruleset, 1, struct.pack("=Qi", access, fd), 0)
+        os.close(fd)
     done = _libc.syscall(_RESTRICT_SELF, ruleset, 0) == 0
     os.close(ruleset)
     return done
 
 
+@functools.cache
+def readable() -> dict[str, int]:
+    """What every program may read, with its rights."""
+    folders = (os.path.join(sys.base_prefix, "lib"), sysconfig.get_path("stdlib"), *sys.path, "/lib", "/lib64", "/usr/lib",
+               "/usr/lib64", "/usr/share/zoneinfo")
+    files = ("/etc/ld.so.cache", "/etc/localtime", "/dev/urandom", "/dev/zero")
+    found: dict[str, int] = {}
+    for path in map(os.path.realpath, folders):
+        if os.path.isdir(path) and not any(path.startswith(f"{other}/") for other in found):
+            found[path] = _READ | _READ_DIR
+    found |= {path: _READ for path in files if os.path.exists(path)}
+    return found | {"/dev/null": _READ | _WRITE}
+
+
 def seccomp(may_fork: bool) -> bool:
     """From now on the calls in _DENIED fail with EPERM: memory that no rlimit counts, sockets (pairs excepted), and parts of
     the kernel that no answer needs; and new processes unless `may_fork`. Needs no_new_privs. See seccomp(2)."""
+    program = _filter(may_fork)
+    code = ctypes.create_string_buffer(program)
+    return bool(program) and _libc.prctl(22, 2, struct.pack("@HP", len(program) // 8, ctypes.addressof(code)), 0, 0) == 0
+
+
+@functools.cache
+def _filter(may_fork: bool) -> bytes:
     audit_arch, clone, forks, numbers = _DENIED.get(platform.machine(), (0, 0, (), ()))
     if _libc is None or not numbers or sys.maxsize < 1 << 32:
-        return False
+        return b""
     load, equal, at_least, has, give = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, deny, unknown, kill = 0x7FFF0000, 0x50001, 0x50026, 0x80000000  # EPERM, ENOSYS
     program = [(load, 0, 0, 4), (equal, 1, 0, audit_arch), (give, 0, 0, kill), (load, 0, 0, 0)]
@@ -139,8 +156,7 @@ def seccomp(may_fork: bool) -> bool:
         program += [(equal, 0, 1, 435), (give, 0, 0, unknown)]
         program += [(equal, 0, 3, clone), (load, 0, 0, 16), (has, 1, 0, 0x10000), (give, 0, 0, deny)]
     program += [(give, 0, 0, allow)]
-    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in program))
-    return _libc.prctl(22, 2, struct.pack("@HP", len(program), ctypes.addressof(code)), 0, 0) == 0
+    return b"".join(struct.pack("=HBBI", *step) for step in program)
 
 
 _DENIED = {  # audit number of the architecture, clone, fork and vfork; then socket, shmget, semget, msgget, memfd_create,
@@ -151,6 +167,3 @@ _DENIED = {  # audit number of the architecture, clone, fork and vfork; then soc
     "aarch64": (0xC00000B7, 220, (), (
         198, 194, 190, 186, 279, 447, 97, 268, 40, 117, 270, 271, 280, 241, 425, 217, 218, 219, 282, 438)),
 }
-_LIBRARIES = tuple(path for path in (
-    sysconfig.get_path("stdlib"), os.path.join(sys.base_prefix, "lib"), "/lib", "/lib64", "/usr/lib", "/usr/lib64",
-    "/etc/ld.so.cache", "/usr/share/zoneinfo") if path)

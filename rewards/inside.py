@@ -38,13 +38,14 @@ from rewards import confine, trees, wire
 STARTUP_SECONDS = 30.0  # beyond this a candidate that has not begun is an infrastructure failure
 TICK = 0.01             # seconds between two looks at a candidate that is busy
 GRACE = 0.5             # seconds that a program may sleep beyond `timeout`
-HARD_FACTOR = 6.0       # no program is given more than so many times `timeout`, however busy the machine is
+HARD_FACTOR = 20.0      # no program is given more than so many times `timeout`, however busy the machine is
 MAX_PROCESSES = 64      # of a program; the kernel's own limit is further away (confine.py)
 MAX_MESSAGE = 64 << 20  # bytes of one call or result
 FILE_BYTES = 16 << 20   # a program may write so much to a file
 OUT_OF_MEMORY = 77      # the candidate's exit status when it cannot even say so
-PRELOADED = ("bisect", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "itertools", "json",
-             "math", "operator", "queue", "random", "re", "statistics", "string", "threading", "typing")
+PRELOADED = ("bisect", "collections", "copy", "datetime", "functools", "heapq", "itertools", "math", "operator", "random", "re",
+             "string", "threading", "typing")
+QUIET = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef, ast.Assign, ast.AnnAssign)
 
 
 # ---------------------------------------------------------------- the template
@@ -59,6 +60,7 @@ def template(control_fd: int, parent_fd: int, site: list[str]) -> None:
     if not hasattr(os, "pidfd_open"):
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     confine.nproc_holds()
+    confine.readable()
     load("\n".join(f"import {module}" for module in PRELOADED))
     control, poll = socket.socket(fileno=control_fd), select.poll()
     poll.register(control, select.POLLIN)
@@ -81,8 +83,9 @@ def template(control_fd: int, parent_fd: int, site: list[str]) -> None:
             size, received, *_ = socket.recv_fds(control, 8, 1) if fd == control_fd else (b"", [])
             if not size:
                 os._exit(0)
-            load(control.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL).decode("utf-8", "surrogatepass"))
-            pid = start_checker(received[0])
+            header = control.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL).decode("utf-8", "surrogatepass")
+            load(header)
+            pid = start_checker(received[0], header)
             if pid and hasattr(os, "pidfd_open"):
                 done = os.pidfd_open(pid)
                 checkers[done] = pid, received[0]
@@ -91,25 +94,33 @@ def template(control_fd: int, parent_fd: int, site: list[str]) -> None:
                 os.close(received[0])
 
 
-def start_checker(job_fd: int) -> int:
+def start_checker(job_fd: int, header: str) -> int:
+    """The new process' id, 0 if there is none."""
     try:
         pid = confine.fork_as_init()
     except OSError as problem:
         wire.send(job_fd, json.dumps({"error": f"no process for the checker: {problem}"}).encode())
         return 0
     if pid == 0:
-        checker(job_fd)
+        checker(job_fd, header)
     return pid
 
 
 @functools.lru_cache(maxsize=256)
-def load(header: str) -> types.CodeType | Exception:
-    """Compile a header and import what it imports, so that forks find both done."""
+def load(header: str) -> types.ModuleType | types.CodeType | Exception:
+    """What can be done with a header once and for all, so that forks find it done: import what it imports, compile it, and
+    if it does nothing but import, define and assign, execute it."""
     for module in re.findall(r"^(?:from|import)[ \t]+([\w.]+)", header, re.MULTILINE):
         with contextlib.suppress(Exception):  # executing the header will show it
             importlib.import_module(module)
     try:
-        return compile(header, "<header>", "exec", dont_inherit=True)
+        tree = ast.parse(header)
+        code = compile(header, "<header>", "exec", dont_inherit=True)
+        if not all(isinstance(statement, QUIET) for statement in tree.body):
+            return code  # it may change more than its own names
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(code, main.__dict__)
+        return main
     except Exception as problem:
         return problem
     finally:
@@ -120,18 +131,18 @@ def load(header: str) -> types.CodeType | Exception:
 # ---------------------------------------------------------------- the checker
 
 
-def checker(job_fd: int) -> None:
+def checker(job_fd: int, header: str) -> None:
     """Judge one program; reports a frame for each stage, one with "status" or "error" being the last. Never returns."""
     def report(**what: object) -> None:
         with contextlib.suppress(OSError):  # if nobody listens any more
-            wire.send(3, json.dumps(what).encode())
+            wire.send(job_fd, json.dumps(what).encode())
 
     try:
         confine.die_with_parent()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.dup2(job_fd, 3)
-        os.closerange(4, 4096)
-        judge(report)
+        os.closerange(3, job_fd)
+        os.closerange(job_fd + 1, 4096)
+        judge(job_fd, header, report)
     except BadRow as problem:
         report(error=str(problem))
     except BaseException:
@@ -140,22 +151,23 @@ def checker(job_fd: int) -> None:
         os._exit(0)
 
 
-def judge(report: Callable) -> None:
+def judge(job_fd: int, header: str, report: Callable) -> None:
     """Execute the header, fork the candidate, have it parse and compile the answer, run the test on it."""
-    job = json.loads(wire.receive(3))
+    job = json.loads(wire.receive(job_fd))
     mounted = confine.private_mounts()
-    job["may_fork"] = (mounted and confine.limit_processes()) or confine.nproc_holds()
-    folder = confine.FOLDER if mounted else job["folder"]
-    os.chdir(folder)
+    job |= {"header": header, "folder": confine.FOLDER if mounted else job["folder"],
+            "may_fork": (mounted and confine.limit_processes()) or confine.nproc_holds()}
+    os.chdir(job["folder"])
     for kind, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, 64), (resource.RLIMIT_FSIZE, FILE_BYTES)):
         confine.limit(kind, value)
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
     random.seed(0)
     try:
-        code = load(job["header"])
-        if isinstance(code, Exception):
-            raise code
-        exec(code, main.__dict__)
+        loaded = load(header)
+        if isinstance(loaded, Exception):
+            raise loaded
+        main = sys.modules["__main__"] = loaded if isinstance(loaded, types.ModuleType) else types.ModuleType("__main__")
+        if main is not loaded:
+            exec(loaded, main.__dict__)
     except Exception:
         raise BadRow(f"the row's header fails: {traceback.format_exc(limit=-1)}") from None
     classes = {name: value for name, value in vars(main).items()
@@ -163,15 +175,15 @@ def judge(report: Callable) -> None:
     (call_read, call_write), (result_read, result_write) = os.pipe(), os.pipe()
     pid = os.fork()
     if pid == 0:
-        for fd in (3, call_write, result_read):
+        for fd in (job_fd, call_write, result_read):
             os.close(fd)
-        candidate(call_read, result_write, classes, folder, job)
+        candidate(call_read, result_write, classes, job)
     os.close(call_read)
     os.close(result_write)
     proxy = Proxy(pid, result_read, call_write, classes, job)
     confine.limit(resource.RLIMIT_AS, max(job["memory"], 1 << 30))
     confine.limit(resource.RLIMIT_CPU, math.ceil(job["timeout"]) + 2)  # for a result that keeps the checker busy
-    test = json.loads(wire.receive(3))["test"]  # only now, when the candidate is a process of its own
+    test = json.loads(wire.receive(job_fd))["test"]  # only now, when the candidate is a process of its own
 
     proxy.allow(STARTUP_SECONDS)
     report(stage="started", layers=["namespaces"] * mounted + proxy.result())
@@ -243,7 +255,7 @@ class Proxy:
     def allow(self, seconds: float | None = None) -> None:
         """Start the clocks."""
         self._limit = self._timeout if seconds is None else seconds
-        self._begun, self._begun_cpu, self._begun_busy = time.monotonic(), self.cpu(), self._busy_elsewhere()
+        self._begun, self._begun_cpu = time.monotonic(), self.cpu()
         self._deadline = self._begun + self._limit + GRACE
 
     def cpu(self) -> float:
@@ -338,12 +350,11 @@ class Proxy:
 
     def _late(self, now: float) -> bool:
         """Whether the time is up, counted without what was spent in the checker or waiting for a core."""
-        self._deadline = self._begun + min(self._limit + GRACE + self._busy_elsewhere() - self._begun_busy,
-                                           self._limit * HARD_FACTOR + GRACE)
+        self._deadline = self._begun + min(self._limit + GRACE + self._busy_elsewhere(), self._limit * HARD_FACTOR + GRACE)
         return now >= self._deadline
 
     def _busy_elsewhere(self) -> float:
-        """Seconds that candidate and checker have waited for a core, and the checker's own CPU time."""
+        """Seconds that candidate and checker have ever waited for a core, and the checker's own CPU time."""
         waited = 0
         for pid in (self._pid, "self"):
             with contextlib.suppress(OSError, IndexError):
@@ -379,7 +390,7 @@ class Proxy:
 # ---------------------------------------------------------------- the candidate
 
 
-def candidate(read_fd: int, write_fd: int, classes: dict[str, type], folder: str, job: dict) -> None:
+def candidate(read_fd: int, write_fd: int, classes: dict[str, type], job: dict) -> None:
     """The untrusted process: parse, compile and define the answer, then answer calls until killed. Never returns."""
     answer, space, tree, code, entry = job["answer"], sys.modules["__main__"].__dict__, [], [], []
 
@@ -418,7 +429,7 @@ def candidate(read_fd: int, write_fd: int, classes: dict[str, type], folder: str
         wire.send(write_fd, encoded)
 
     try:
-        attempt(lambda: shut_in(folder, job))
+        attempt(lambda: shut_in(job))
         random.seed(0)  # forking drew a new one; an answer that draws gets the same verdict every time
         attempt(parse)
         attempt(compile_all)
@@ -433,7 +444,7 @@ def candidate(read_fd: int, write_fd: int, classes: dict[str, type], folder: str
         os._exit(1)
 
 
-def shut_in(folder: str, job: dict) -> list[str]:
+def shut_in(job: dict) -> list[str]:
     """Give up every right that an answer has no use for; the names of the layers reached."""
     held = 0
     with contextlib.suppress(OSError):
@@ -445,7 +456,7 @@ def shut_in(folder: str, job: dict) -> list[str]:
     os.setsid()
     reached = {"candidate_namespace": confine.unshare(confine.NEWUSER), "no_new_privs": confine.no_new_privs()}
     confine.drop_capabilities()
-    reached["landlock"] = reached["no_new_privs"] and confine.landlock(folder)
+    reached["landlock"] = reached["no_new_privs"] and confine.landlock(job["folder"])
     reached["seccomp"] = reached["no_new_privs"] and confine.seccomp(job["may_fork"])
     confine.die_with_parent()  # last: a change of rights undoes it
     return [name for name, there in reached.items() if there]

@@ -102,22 +102,22 @@ def close() -> None:
 
 def _run(header: str, answer: str, test: str, entry_point: str, timeout: float, memory_mb: int, own_folder: bool) -> Result:
     """Try twice: a template that died, of a machine short of memory, say, took innocent programs with it."""
-    job = {"header": header, "answer": answer, "entry_point": entry_point, "timeout": timeout, "memory": memory_mb << 20}
+    job = {"answer": answer, "entry_point": entry_point, "timeout": timeout, "memory": memory_mb << 20}
     for last in (False, True):
         try:
             if own_folder:
-                return _attempt(job, test)
+                return _attempt(header, job, test)
             with tempfile.TemporaryDirectory(prefix="corrgrpo-", ignore_cleanup_errors=True) as folder:
-                return _attempt(job | {"folder": folder}, test)
+                return _attempt(header, job | {"folder": folder}, test)
         except (OSError, EOFError, SandboxError) as failure:
             if last:
                 return Result(error=f"sandbox: {type(failure).__name__}: {failure}")
 
 
-def _attempt(job: dict, test: str) -> Result:
+def _attempt(header: str, job: dict, test: str) -> Result:
     result, template = Result(), _current()
     deadline = time.monotonic() + STARTUP_SECONDS + (3 * HARD_FACTOR + 1) * (job["timeout"] + GRACE)
-    with template.job(job["header"]) as channel:
+    with template.job(header) as channel:
         for part in (job, {"test": test}):
             channel.sendall(wire.frame(json.dumps(part).encode()))
         begun = None

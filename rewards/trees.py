@@ -4,20 +4,29 @@ import ast
 
 MAX_TOKENS = 2000  # of a shape; the longest reference of LeetCodeDataset v0.3.1 has about 1,200
 
-_CODES = {name: index for index, name in enumerate(n for n in dir(ast) if isinstance(getattr(ast, n), type))}
+_KINDS = [kind for kind in vars(ast).values() if isinstance(kind, type) and issubclass(kind, ast.AST)]
+_TOKENS = {kind: (chr(0x100 + 2 * n), chr(0x101 + 2 * n)) for n, kind in enumerate(_KINDS)}  # for entering, for leaving
 
 
 def shape(tree: ast.AST) -> str:
     """The tree in pre-order, a character for entering and one for leaving each node, of the node's type alone: blind to
     identifiers and literals. Cut off at MAX_TOKENS."""
     tokens: list[str] = []
-    todo: list[tuple[ast.AST, int]] = [(tree, 0)]
+    todo: list[ast.AST | str] = [tree]
     while todo and len(tokens) < MAX_TOKENS:
-        node, leaving = todo.pop()
-        tokens.append(chr(0x100 + 2 * _CODES[type(node).__name__] + leaving))
-        if not leaving:
-            todo.append((node, 1))
-            todo += [(child, 0) for child in reversed(list(ast.iter_child_nodes(node)))]
+        node = todo.pop()
+        if isinstance(node, str):
+            tokens.append(node)
+            continue
+        enter, leave = _TOKENS[type(node)]
+        tokens.append(enter)
+        todo.append(leave)
+        for name in reversed(node._fields):
+            value = getattr(node, name, None)
+            if isinstance(value, ast.AST):
+                todo.append(value)
+            elif isinstance(value, list):
+                todo += [item for item in reversed(value) if isinstance(item, ast.AST)]
     return "".join(tokens)
 
 

@@ -115,10 +115,10 @@ def test_the_cache_holds_times_and_no_verdicts(tmp_path):
 def test_an_infrastructure_failure_is_no_score_and_spares_the_others(monkeypatch):
     attempt, wrong = sandbox._attempt, fenced("class Solution:\n    def f(self, n): return -1")
 
-    def fail(job, test):
+    def fail(header, job, test):
         if "return -2" in job["answer"]:
             raise BlockingIOError(11, "Resource temporarily unavailable")
-        return attempt(job, test)
+        return attempt(header, job, test)
     monkeypatch.setattr(sandbox, "_attempt", fail)
     results = code.score([wrong, wrong.replace("-1", "-2"), wrong], [ROW] * 3)
     assert [bool(result["error"]) for result in results] == [False, True, False]
