@@ -49,10 +49,11 @@ def score(replies: Sequence[str], rows: Sequence[dict], *, timeout: float = 5.0,
     error        None, or why there is NO SCORE: the sandbox broke, or the row is unusable. Never what the model did
                  wrong. The components are then 0.0 and mean nothing
 
-    format: a closed fenced block of the reply defines the entry point. syntax: the block parses. compile: header, block
-    and test compile together. runtime: the test ended by passing or by an assertion of its own. pass: every test
-    passed. ast: similarity of the syntax trees of block and `completion`. efficiency: pass * clip(1 - t / t_ref, 0, 1),
-    t the CPU time of the test run alone, t_ref the mean of four runs of `completion`; 0 where one of the four fails.
+    format: a closed fenced block of the reply defines the entry point. syntax: the block parses, within `timeout` and
+    without crashing the parser. compile: header, block and test compile together. runtime: the test ended by passing or
+    by an assertion of its own. pass: every test passed. ast: similarity of the syntax trees of block and `completion`.
+    efficiency: pass * clip(1 - t / t_ref, 0, 1), t the CPU time of the test run alone, t_ref the mean of four runs of
+    `completion`; 0 where one of the four fails.
 
     workers: how many programs run at once, by default one a core. mode "strict" raises sandbox.SandboxError where a
     layer of the sandbox is missing.

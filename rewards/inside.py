@@ -107,11 +107,11 @@ def start_checker(job_fd: int, header: str) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def load(header: str) -> types.ModuleType | types.CodeType | Exception:
+def load(header: str) -> types.ModuleType | types.CodeType | BaseException:
     """What can be done with a header once and for all, so that forks find it done: import what it imports, compile it, and
     if it does nothing but import, define and assign, execute it."""
     for module in re.findall(r"^(?:from|import)[ \t]+([\w.]+)", header, re.MULTILINE):
-        with contextlib.suppress(Exception):  # executing the header will show it
+        with contextlib.suppress(BaseException):  # executing the header will show it
             importlib.import_module(module)
     try:
         tree = ast.parse(header)
@@ -121,7 +121,7 @@ def load(header: str) -> types.ModuleType | types.CodeType | Exception:
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         exec(code, main.__dict__)
         return main
-    except Exception as problem:
+    except BaseException as problem:
         return problem
     finally:
         gc.collect()
@@ -153,7 +153,8 @@ def checker(job_fd: int, header: str) -> None:
 
 def judge(job_fd: int, header: str, report: Callable) -> None:
     """Execute the header, fork the candidate, have it parse and compile the answer, run the test on it."""
-    job = json.loads(wire.receive(job_fd))
+    read = functools.partial(os.read, job_fd)
+    job = json.loads(wire.receive(read))
     mounted = confine.private_mounts()
     job |= {"header": header, "folder": confine.FOLDER if mounted else job["folder"],
             "may_fork": (mounted and confine.limit_processes()) or confine.nproc_holds()}
@@ -163,13 +164,13 @@ def judge(job_fd: int, header: str, report: Callable) -> None:
     random.seed(0)
     try:
         loaded = load(header)
-        if isinstance(loaded, Exception):
+        if isinstance(loaded, BaseException):
             raise loaded
         main = sys.modules["__main__"] = loaded if isinstance(loaded, types.ModuleType) else types.ModuleType("__main__")
         if main is not loaded:
             exec(loaded, main.__dict__)
-    except Exception:
-        raise BadRow(f"the row's header fails: {traceback.format_exc(limit=-1)}") from None
+    except BaseException as problem:
+        raise BadRow(f"the row's header fails: {describe(problem)}") from None
     classes = {name: value for name, value in vars(main).items()
                if isinstance(value, type) and value.__module__ == "__main__"}
     (call_read, call_write), (result_read, result_write) = os.pipe(), os.pipe()
@@ -183,7 +184,7 @@ def judge(job_fd: int, header: str, report: Callable) -> None:
     proxy = Proxy(pid, result_read, call_write, classes, job)
     confine.limit(resource.RLIMIT_AS, max(job["memory"], 1 << 30))
     confine.limit(resource.RLIMIT_CPU, math.ceil(job["timeout"]) + 2)  # for a result that keeps the checker busy
-    test = json.loads(wire.receive(job_fd))["test"]  # only now, when the candidate is a process of its own
+    test = json.loads(wire.receive(read))["test"]  # only now, when the candidate is a process of its own
 
     proxy.allow(STARTUP_SECONDS)
     report(stage="started", layers=["namespaces"] * mounted + proxy.result())
@@ -392,6 +393,7 @@ class Proxy:
 
 def candidate(read_fd: int, write_fd: int, classes: dict[str, type], job: dict) -> None:
     """The untrusted process: parse, compile and define the answer, then answer calls until killed. Never returns."""
+    read = functools.partial(os.read, read_fd)
     answer, space, tree, code, entry = job["answer"], sys.modules["__main__"].__dict__, [], [], []
 
     def parse() -> dict:
@@ -433,10 +435,10 @@ def candidate(read_fd: int, write_fd: int, classes: dict[str, type], job: dict) 
         random.seed(0)  # forking drew a new one; an answer that draws gets the same verdict every time
         attempt(parse)
         attempt(compile_all)
-        wire.receive(read_fd)  # the test is loaded
+        wire.receive(read)  # the test is loaded
         attempt(define)
         while True:
-            data = wire.receive(read_fd)
+            data = wire.receive(read)
             attempt(call)
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
@@ -450,12 +452,12 @@ def shut_in(job: dict) -> list[str]:
     with contextlib.suppress(OSError):
         held = int(look("/proc/self/statm").split()[0]) * resource.getpagesize()
     confine.limit(resource.RLIMIT_AS, held + job["memory"])  # what was there before the answer is not its own
-    if confine.nproc_holds():
-        confine.limit(resource.RLIMIT_NPROC, confine.MAX_PROCESSES)
     confine.limit(resource.RLIMIT_CPU, math.ceil(3 * job["timeout"]) + 1)  # a backstop: the proxy looks more closely
     os.setsid()
     reached = {"candidate_namespace": confine.unshare(confine.NEWUSER), "no_new_privs": confine.no_new_privs()}
     confine.drop_capabilities()
+    if confine.nproc_holds():  # counted in the user namespace, so not before there is one
+        confine.limit(resource.RLIMIT_NPROC, confine.MAX_PROCESSES)
     reached["landlock"] = reached["no_new_privs"] and confine.landlock(job["folder"])
     reached["seccomp"] = reached["no_new_privs"] and confine.seccomp(job["may_fork"])
     confine.die_with_parent()  # last: a change of rights undoes it

@@ -118,18 +118,24 @@ def _attempt(header: str, job: dict, test: str) -> Result:
     result, template = Result(), _current()
     deadline = time.monotonic() + STARTUP_SECONDS + (3 * HARD_FACTOR + 1) * (job["timeout"] + GRACE)
     with template.job(header) as channel:
+        channel.settimeout(STARTUP_SECONDS)
         for part in (job, {"test": test}):
             channel.sendall(wire.frame(json.dumps(part).encode()))
         begun = None
+
+        def read(size: int) -> bytes:
+            channel.settimeout(max(deadline - time.monotonic(), 0.001))
+            return channel.recv(size)
+
         try:
             while result.status is None and result.error is None:
-                for name, value in json.loads(_receive(channel, deadline)).items():
+                for name, value in json.loads(wire.receive(read)).items():
                     if name != "stage":
                         setattr(result, name, value)
                     elif value == "compiled":
                         begun = time.monotonic()
             with contextlib.suppress(EOFError, OSError):
-                _receive(channel, deadline)  # the checker is gone
+                wire.receive(read)  # nothing follows: its socket closes when it is gone
         except TimeoutError:
             template.close()
             raise SandboxError("the checker is stuck") from None
@@ -139,19 +145,6 @@ def _attempt(header: str, job: dict, test: str) -> Result:
                 raise
             result.status, result.detail = "timeout", "comparing the results takes too long"
     return result
-
-
-def _receive(channel: socket.socket, deadline: float) -> bytes:
-    def read(size: int) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            channel.settimeout(max(deadline - time.monotonic(), 0.001))
-            chunk = channel.recv(size - len(data))
-            if not chunk:
-                raise EOFError("the checker ended without a verdict")
-            data += chunk
-        return bytes(data)
-    return read(int.from_bytes(read(8), "big"))
 
 
 # ---------------------------------------------------------------- the template

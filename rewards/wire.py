@@ -10,6 +10,7 @@ import itertools
 import numbers
 import os
 import pickle
+from collections.abc import Callable
 
 MAX_ITEMS = 1_000_000  # taken from an iterator that the answer returns
 
@@ -18,17 +19,17 @@ def frame(data: bytes) -> bytes:
     return len(data).to_bytes(8, "big") + data
 
 
-def receive(fd: int) -> bytes:
-    """The next frame, however long that takes; for reading what the other side surely sends."""
-    def read(size: int) -> bytes:
+def receive(read: Callable[[int], bytes]) -> bytes:
+    """The next frame, from a function that reads up to so many bytes, and none at the end."""
+    def exactly(size: int) -> bytes:
         data = bytearray()
         while len(data) < size:
-            chunk = os.read(fd, size - len(data))
+            chunk = read(size - len(data))
             if not chunk:
                 raise EOFError("the other side is gone")
             data += chunk
         return bytes(data)
-    return read(int.from_bytes(read(8), "big"))
+    return exactly(int.from_bytes(exactly(8), "big"))
 
 
 def send(fd: int, data: bytes) -> None:

@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 from rewards import sandbox  # noqa: E402
 
 SLOW = ("maximum-number-of-moves-to-kill-all-pawns", "find-the-number-of-subsequences-with-equal-gcd")
-TIMEOUT = 15.0
+TIMEOUT = 60.0  # none of these needs 10 s on a quiet machine
 ROUNDS = 3
 
 
@@ -125,7 +125,7 @@ def main() -> None:
     workers = int(sys.argv[2]) if len(sys.argv) > 2 else cores
     print(f"{len(rows)} programs, {workers} workers, {cores} cores, load {os.getloadavg()[0]:.1f}; layers:",
           ", ".join(name for name, there in sandbox.layers().items() if there))
-    for label, batch in (("whole tests", rows), ("short", [shortened(row) for row in rows])):
+    for label, batch in (("short", [shortened(row) for row in rows]), ("whole tests", rows)):
         cpu = sum(sandbox.run(row["prompt"], row["completion"], row["test"], row["entry_point"], timeout=TIMEOUT).cpu_seconds
                   for row in batch)
         bound = 1.3 * cpu / min(workers, cores) + 0.010 * len(batch)
@@ -138,7 +138,7 @@ def main() -> None:
                 best[name] = min(best[name], time.perf_counter() - begun)
         for name, seconds in best.items():
             print(f"  {name:14}{seconds:8.2f} s {len(batch) / seconds:8.1f} programs/s  x {best['interpreter'] / seconds:5.2f} "
-                  f"  {passed[name]} passed")
+                  f"  {passed[name]} passed", flush=True)
 
 
 if __name__ == "__main__":

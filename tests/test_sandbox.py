@@ -173,13 +173,13 @@ def test_a_result_that_keeps_the_checker_busy_is_cut_in_time():
     ring = "def f(x):\n    node = ListNode(1)\n    node.next = node\n    return node"
     begun = time.monotonic()
     assert run(ring, "def check(candidate):\n    values(candidate(1))", timeout=0.5).status in ("timeout", "memory")
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 60  # 2 s on a quiet machine
 
 
 def test_time_asleep_counts_and_time_waiting_for_a_core_does_not():
     begun = time.monotonic()
     assert run("def f(x): time.sleep(60)", timeout=1.0).status == "timeout"
-    assert 1 <= time.monotonic() - begun < 2.5
+    assert 1 <= time.monotonic() - begun < 8  # 1.5 s on a quiet machine
     busy = ("def f(x):\n    t = time.process_time()\n    while time.process_time() - t < .2: pass\n    return x * x")
     found, many = [], 4 * len(os.sched_getaffinity(0))
     threads = [threading.Thread(target=lambda: found.append(run(busy, timeout=0.6).status)) for _ in range(many)]
