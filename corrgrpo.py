@@ -146,7 +146,11 @@ class _Groups:
     def sum(self, v: Tensor) -> Tensor:
         if self.index is None:
             return v.sum(-1, keepdim=True)
-        return torch.zeros_like(v).index_add_(-1, self.index, v)[..., self.index]
+        index = self.index.expand(v.shape)
+        return torch.zeros_like(v).scatter_add_(-1, index, v).gather(-1, index)
+
+    def mean(self, v: Tensor) -> Tensor:
+        return v.mean(-1, keepdim=True) if self.index is None else self.sum(v) / self.size
 
     def norm(self, v: Tensor) -> Tensor:
         return torch.linalg.vector_norm(v, dim=-1, keepdim=True) if self.index is None else self.sum(v.square()).sqrt()
@@ -168,12 +172,12 @@ def _centre(rewards: Tensor, groups: int | Tensor, weights: Tensor | None) -> tu
     if not isinstance(rewards, Tensor) or rewards.dim() != 2 or not rewards.shape[1] or rewards.is_complex():
         raise ValueError(f"rewards must be a real tensor [rollouts, components], got {_kind(rewards)}")
     raw = rewards.detach() if rewards.is_floating_point() else rewards.double()
-    raw = raw.cpu() if raw.device.type == "mps" else raw             # which has no float64
+    raw = raw.cpu() if raw.is_mps else raw                           # which has no float64
     group, weights = _Groups(groups, len(raw), raw.device), _column(weights, raw)
     v = group.split(raw)
     low, high = group.extremes(v)
     span = high - low
-    if not (span * weights).abs().sum() < math.inf:                  # the one host synchronisation
+    if not math.isfinite((span.double() * weights).sum()):           # the one host synchronisation
         bad = ~torch.isfinite(raw)
         for (row, column), value in zip(bad.nonzero().tolist(), raw[bad].tolist()):
             raise ValueError(f"the reward of rollout {row}, component {column} is {value}: leave rollouts without a score "
@@ -181,10 +185,10 @@ def _centre(rewards: Tensor, groups: int | Tensor, weights: Tensor | None) -> tu
         if not torch.isfinite(torch.as_tensor(weights)).all():
             raise ValueError(f"weights must be finite numbers, got {weights.flatten().tolist()}")
     ulps = 2 * torch.finfo(rewards.dtype).eps if rewards.is_floating_point() else 0.0
-    live = span > ulps * torch.maximum(high, -low)
+    live = span > ulps * high.abs()                                  # where that matters, low is as large
     x = v.to(torch.float64, memory_format=torch.contiguous_format, copy=True)
-    x -= group.sum(x) / group.size
-    x *= live * weights
+    x -= group.mean(x)
+    x *= live.double() * weights
     return x, group
 
 
@@ -192,7 +196,7 @@ def _column(weights: Tensor | None, rewards: Tensor) -> float | Tensor:
     """The weights as [K, 1, 1], to multiply a tensor laid out as `_Groups` says."""
     if weights is None:
         return 1.0
-    weights = torch.as_tensor(weights, dtype=torch.float64, device="cpu" if rewards.device.type == "mps" else rewards.device)
+    weights = torch.as_tensor(weights, dtype=torch.float64, device="cpu" if rewards.is_mps else rewards.device)
     if weights.shape != rewards.shape[1:]:
         raise ValueError(f"weights must be {rewards.shape[1]} finite numbers, one a component, got {weights.tolist()}")
     return weights.view(-1, 1, 1)
