@@ -107,6 +107,12 @@ def test_a_users_environment_needs_no_edit(tmp_path, monkeypatch):
         config.environment_arguments(config.read(None, None, ["env.level='x'"]), cls, own)
 
 
+def test_every_preset_reads():
+    for name in config._parse(config.DEFAULTS)["preset"]:
+        assert config.read(None, name).user_keys
+    assert config.read(None, "leetcode_qwen25_coder_7b").model.name == "Qwen/Qwen2.5-Coder-7B-Instruct"
+
+
 def test_help_shows_every_key(capsys):
     with pytest.raises(SystemExit):
         train.main(["--help"])
