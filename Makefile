@@ -23,7 +23,15 @@ setup: .venv/.ready
 train: setup
 	$(BIN)/python train.py --config config.toml $(ARGS)
 
-test: setup
+# The trainers that the README's recipes are for, so that the tests run the recipes in them; where one can't be had, its
+# test is skipped and says so.
+.venv/.hosts: .venv/.ready
+	$(BIN)/pip install --quiet --editable '.[dev,hosts]' || echo "not all trainers of the recipes can be installed here"
+	$(BIN)/pip install --quiet --no-deps verl==0.9.1 || echo "no verl here: its test is skipped"
+	$(BIN)/pip install --quiet --no-deps openrlhf==0.11.2 || echo "no OpenRLHF here: its test is skipped"
+	touch $@
+
+test: .venv/.hosts
 	$(BIN)/python -m pytest -q $(ARGS)
 
 lint: setup
