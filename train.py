@@ -237,10 +237,9 @@ def train(run: SimpleNamespace) -> None:
         if eval_tasks and (last or (cfg.eval.every and step % cfg.eval.every == 0)):
             evaluate(run, sampler, tokenizer, eval_tasks, context, logs, step)
         if last or (cfg.train.save_every and step % cfg.train.save_every == 0):
+            logs.plot(env.reward_names)     # before the checkpoint: a kill in between draws it again
             save_checkpoint(run.folder, model, tokenizer, optimizer, state, cfg.train.keep_checkpoints)
-            logs.plot(env.reward_names)
     bar.close()
-    logs.plot(env.reward_names)
     policy.save(model, tokenizer, run.folder / "model")
     print(f"the trained model: {run.folder / 'model'}\nthe curves: {run.folder / 'plots' / 'dynamics.png'}, "
           f"{run.folder / 'metrics.jsonl'}, tensorboard --logdir {run.folder}")
