@@ -18,7 +18,6 @@ Read it from `train` down: sample, score, advantage, update, sync, log, save. Wh
 
 import argparse
 import collections
-import fcntl
 import itertools
 import json
 import math
@@ -28,7 +27,6 @@ import resource
 import shutil
 import sys
 import time
-from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -38,13 +36,11 @@ from tqdm import tqdm
 
 import config
 import corrgrpo
-import envs
 import policy
+import prepare
 from logs import RunFolder, comparison, line, read_jsonl, replace
 from rollout import Rollout, collect, encode, score
 from sampler import TransformersSampler, bf16_pays, stream
-
-ENV_KEYS = ("name", "split", "reward_weights", "max_errors")      # of [env]; the rest are the environment's arguments
 
 
 class RunError(RuntimeError):
@@ -65,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     run = None
     try:
         try:
-            run = prepare(settings(args), args.resume)
+            run = prepare.prepare(prepare.settings(args), args.resume)
         except (ValueError, OSError) as e:
             print(f"error: {e}", file=sys.stderr)
             return 2
@@ -78,75 +74,6 @@ def main(argv: list[str] | None = None) -> int:
         print(f"\nstopped{hint}", file=sys.stderr)
         return 130
     return 0
-
-
-def settings(args: argparse.Namespace) -> SimpleNamespace:
-    """The configuration; on --resume without --config the run's own, and a line for every key that differs from it."""
-    cfg = config.read(args.config, args.preset, args.overrides)
-    stored = Path(cfg.log.dir) / cfg.log.name / "config.toml"
-    if args.resume and stored.is_file():
-        if not args.config:
-            cfg = config.read(stored, args.preset, args.overrides)
-        before = config.tables(config.read(stored))
-        for section, table in config.tables(cfg).items():
-            for key, value in table.items():
-                if value != before[section].get(key, value) and value != "auto":
-                    print(f"resuming with {section}.{key} = {value!r}, which was {before[section][key]!r}")
-    return cfg
-
-
-def prepare(cfg: SimpleNamespace, resume: bool) -> SimpleNamespace:
-    """Everything that can be wrong with the input is found here, before a model is loaded. Raises ValueError or OSError."""
-    env_class = envs.find(cfg.env.name)
-    env = env_class(**config.environment_arguments(cfg, env_class, ENV_KEYS))
-    for name, weight in cfg.env.reward_weights.items():
-        if name not in env.reward_names:
-            raise ValueError(f"env.reward_weights names {name!r}; {cfg.env.name} has {', '.join(env.reward_names)}")
-        if type(weight) not in (int, float) or not math.isfinite(weight):
-            raise ValueError(f"env.reward_weights: the weight of {name} must be a number, not {weight!r}")
-    if len(env.reward_names) != len(env.reward_weights):
-        raise ValueError(f"{cfg.env.name} has {len(env.reward_names)} reward_names, {len(env.reward_weights)} reward_weights")
-    weights = dict(zip(env.reward_names, env.reward_weights)) | cfg.env.reward_weights
-    tasks = env.tasks(cfg.env.split)
-    if not tasks:
-        raise ValueError(f"{cfg.env.name} has no tasks in its split {cfg.env.split!r} (env.split)")
-    eval_tasks = held_out(env, tasks, cfg.eval.split)
-    cfg.model.name = str(Path(cfg.model.name).resolve()) if Path(cfg.model.name).is_dir() else cfg.model.name
-    policy.find(cfg.model.name)
-    if cfg.model.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("model.device = 'cuda': torch sees no GPU here")
-    if not cfg.log.name:
-        if resume:
-            raise ValueError("--resume needs log.name=NAME, the folder of the run under log.dir")
-        cfg.log.name = datetime.now().strftime("%Y%m%d-%H%M%S")
-    folder = Path(cfg.log.dir) / cfg.log.name
-    if resume and not folder.is_dir():
-        raise ValueError(f"--resume: there is no run folder {folder}")
-    if not resume and folder.exists() and (not folder.is_dir() or any(p.name != "lock" for p in folder.iterdir())):
-        raise ValueError(f"the run folder {folder} is not empty: choose another log.name, or go on with --resume")
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = open(folder / "lock", "w")                   # noqa: SIM115 (held until this process ends, however it ends)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ValueError(f"another process is writing to the run folder {folder}") from None
-    return SimpleNamespace(cfg=cfg, env=env, weights=weights, tasks=tasks, eval_tasks=eval_tasks, folder=folder, lock=lock,
-                           checkpoint=next(reversed(checkpoints(folder)), None))    # None: killed before the first, so anew
-
-
-def held_out(env, tasks: list, split: str) -> list:
-    """The evaluation's tasks, less those that are trained on."""
-    if not split:
-        return []
-    try:
-        every = env.tasks(split)
-    except (ValueError, OSError, KeyError) as e:
-        raise ValueError(f"eval.split = {split!r} cannot be had ({e}); eval.split=\"\" trains without evaluation") from None
-    trained = {task.id for task in tasks}
-    kept = [task for task in every if task.id not in trained]
-    if len(kept) < len(every):
-        print(f"{len(every) - len(kept)} of {len(every)} tasks of eval.split = {split!r} are trained on: not evaluated")
-    return kept
 
 
 def train(run: SimpleNamespace) -> None:
@@ -463,13 +390,8 @@ def save_checkpoint(folder: Path, model, tokenizer, optimizer, state: dict, keep
     """checkpoints/step-N in Hugging Face format with trainer.pt beside the weights; the oldest beyond `keep` go."""
     policy.save(model, tokenizer, folder / "checkpoints" / f"step-{state['step']:06d}",
                 {"optimizer": optimizer.state_dict(), **state})
-    for old in checkpoints(folder)[:-keep]:
+    for old in prepare.checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """Whole ones, oldest first."""
-    return sorted(p for p in folder.glob("checkpoints/step-*") if p.name.removeprefix("step-").isdigit())
 
 
 def cores() -> int:

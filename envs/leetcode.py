@@ -3,14 +3,10 @@
 One turn: the row's `query` is the prompt, the reply is scored by `rewards.code` with seven components.
 """
 
-import gzip
-import json
-import os
-import zlib
 from pathlib import Path
 from typing import Any
 
-from envs import Score, Task
+from envs import Score, Task, rows
 from rewards import code
 from rewards import sandbox as programs
 
@@ -62,60 +58,9 @@ class LeetCode:
 
 def load_rows(data: str, split: str) -> list[dict[str, Any]]:
     """The rows of a split in LeetCodeDataset's schema. Raises ValueError that names the file and the line."""
-    name = str(STARTER / "starter-{split}.jsonl") if data in ("starter", "starter-easy") else data
-    path = find_file(name.replace("{split}", split))
-    if path is None:
-        if name.count("/") == 1 and not name.endswith((".jsonl", ".gz", ".parquet")):
-            return _checked(_from_hub(name, split), name)
-        raise ValueError(f"env.data = {data!r}: there is no file {name.replace('{split}', split)!r}, neither here nor under "
-                         f"$CORRGRPO_DATA ({os.environ.get('CORRGRPO_DATA', 'not set')})")
-    rows = _checked(_from_file(path), str(path))
-    return [row for row in rows if row["difficulty"] == "Easy"] if (data, split) == ("starter-easy", "train") else rows
-
-
-def find_file(name: str) -> Path | None:
-    """A data file as named, or under $CORRGRPO_DATA."""
-    places = [Path(name).expanduser(), Path(os.environ.get("CORRGRPO_DATA") or ".") / name]
-    return next((p for p in places if p.is_file()), None)
-
-
-def _from_file(path: Path):
-    if path.suffix == ".parquet":
-        try:
-            import pyarrow.parquet
-        except ImportError:
-            raise ValueError(f"{path} is a parquet file: pip install pyarrow") from None
-        try:
-            yield from enumerate(pyarrow.parquet.read_table(path).to_pylist(), 1)
-        except pyarrow.ArrowException as e:
-            raise ValueError(f"{path} is not a readable parquet file: {e}") from None
-        return
-    line = 0
-    try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as f:
-            for line, text in enumerate(f, 1):
-                if text.strip():
-                    yield line, json.loads(text)
-    except (OSError, EOFError, ValueError, zlib.error) as e:
-        where = "line" if isinstance(e, json.JSONDecodeError) else "after line"
-        raise ValueError(f"{path}, {where} {line}: unreadable ({e})") from None
-
-
-def _from_hub(name: str, split: str):
-    try:
-        import datasets
-    except ImportError:
-        raise ValueError(f"env.data = {name!r} is no file here; to fetch it as a data set: pip install datasets") from None
-    try:
-        yield from enumerate(datasets.load_dataset(name, split=split), 1)
-    except Exception as e:  # the hub's client raises many kinds, all meaning "not to be had"
-        raise ValueError(f"env.data = {name!r} is no file here and could not be fetched from the Hugging Face hub: "
-                         f"{type(e).__name__}: {e}") from None
-
-
-def _checked(rows, source: str) -> list[dict[str, Any]]:
+    source, found = rows.load(str(STARTER / "starter-{split}.jsonl") if data in ("starter", "starter-easy") else data, split)
     out = []
-    for line, row in rows:
+    for line, row in found:
         if not isinstance(row, dict):
             raise ValueError(f"{source}, row {line}: expected an object with {', '.join(NEEDED)}, got {str(row)[:60]!r}")
         wrong = [key for key in NEEDED if not isinstance(row.get(key), str)]
@@ -123,6 +68,4 @@ def _checked(rows, source: str) -> list[dict[str, Any]]:
             raise ValueError(f"{source}, row {line} ({row.get('task_id')}): {wrong[0]!r} is missing or no string; a row "
                              f"needs {', '.join(NEEDED)}")
         out.append(row)
-    if not out:
-        raise ValueError(f"{source} holds no rows")
-    return out
+    return [row for row in out if row["difficulty"] == "Easy"] if (data, split) == ("starter-easy", "train") else out

@@ -3,6 +3,8 @@ import sys
 import pytest
 
 import config
+import envs
+import prepare
 import train
 
 
@@ -95,8 +97,8 @@ def test_a_users_environment_needs_no_edit(tmp_path, monkeypatch):
         "    def __init__(self, level: int, hint: str = 'no'):\n        self.level, self.hint = level, hint\n")
     monkeypatch.syspath_prepend(tmp_path)
     sys.modules.pop("my_env", None)
-    own = train.ENV_KEYS
-    cls = train.envs.find("my_env:MyEnv")
+    own = prepare.ENV_KEYS
+    cls = envs.find("my_env:MyEnv")
     cfg = config.read(None, None, ["env.name=my_env:MyEnv", "env.level=3"])
     assert vars(cls(**config.environment_arguments(cfg, cls, own))) == {"level": 3, "hint": "no"}
     with pytest.raises(config.ConfigError, match=r"needs env\.level"):

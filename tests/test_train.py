@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import config
+import envs
 import train
 from envs import Score, Task
 from rollout import Rollout
@@ -386,6 +387,6 @@ def test_the_embedded_model_trains_on_the_starter_problems_by_one_command(tmp_pa
     assert done.returncode == 0, done.stderr
     assert "held-out tasks, greedy" in done.stdout and "step 2/2 | reward" in done.stdout
     rows = metrics_of(tmp_path / "smoke")
-    for name in train.envs.find("leetcode").reward_names:
+    for name in envs.find("leetcode").reward_names:
         assert all(0 <= row[f"reward/{name}"] <= 1 for row in rows)
     assert all(row["logprob_diff/mean"] < 0.1 and row["rollouts/errors"] == 0 for row in rows)
