@@ -27,8 +27,7 @@ class RunFolder:
         (folder / "rollouts").mkdir(parents=True, exist_ok=True)
         replace(folder / "config.toml", tomli_w.dumps(config))
         for name in ("metrics.jsonl", "eval.jsonl"):
-            rows = [row for row in read_jsonl(folder / name) if row["step"] <= step]
-            replace(folder / name, "".join(json.dumps(row) + "\n" for row in rows))
+            self.cut(name, step)
         for file in (folder / "rollouts").glob("step-*.jsonl"):
             if int(file.stem.split("-")[1]) > step:
                 file.unlink()
@@ -36,13 +35,19 @@ class RunFolder:
             shutil.rmtree(folder / "tensorboard", ignore_errors=True)
         self.board = SummaryWriter(folder / "tensorboard", purge_step=step + 1 if step else None)
 
+    def cut(self, name: str, step: int) -> None:
+        """Drop the rows after a step."""
+        rows = [row for row in read_jsonl(self.folder / name) if row["step"] <= step]
+        replace(self.folder / name, "".join(json.dumps(row) + "\n" for row in rows))
+
     def metrics(self, row: dict[str, Any], name: str = "metrics.jsonl") -> None:
         row = {key: value for key, value in row.items() if not (isinstance(value, float) and not math.isfinite(value))}
         with open(self.folder / name, "a") as f:
             f.write(json.dumps(row) + "\n")
+        prefix = "" if name == "metrics.jsonl" else name.removesuffix("jsonl").replace(".", "/")
         for key, value in row.items():
             if key != "step" and isinstance(value, int | float):
-                self.board.add_scalar(key if name == "metrics.jsonl" else f"eval/{key}", value, row["step"])
+                self.board.add_scalar(prefix + key, value, row["step"])
         self.board.flush()
 
     def rollouts(self, step: int, rollouts: list[Rollout]) -> None:

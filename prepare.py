@@ -47,6 +47,8 @@ def prepare(cfg: SimpleNamespace, resume: bool) -> SimpleNamespace:
     if not tasks:
         raise ValueError(f"{cfg.env.name} has no tasks in its split {cfg.env.split!r} (env.split)")
     eval_tasks = held_out(env, tasks, cfg.eval.split)
+    if cfg.train.warm_start_steps and not (hasattr(env, "reference") and any(env.reference(task) for task in tasks)):
+        raise ValueError(f"train.warm_start_steps needs reference replies: {cfg.env.name} has no reference(task)")
     cfg.model.name = str(Path(cfg.model.name).resolve()) if Path(cfg.model.name).is_dir() else cfg.model.name
     policy.find(cfg.model.name)
     if cfg.model.device == "cuda" and not torch.cuda.is_available():
@@ -78,8 +80,8 @@ def held_out(env, tasks: list, split: str) -> list:
         every = env.tasks(split)
     except (ValueError, OSError, KeyError) as e:
         raise ValueError(f"eval.split = {split!r} cannot be had ({e}); eval.split=\"\" trains without evaluation") from None
-    trained = {task.id for task in tasks}
-    kept = [task for task in every if task.id not in trained]
+    trained = {key for task in tasks for key in (task.id, str(task.messages))}
+    kept = [task for task in every if task.id not in trained and str(task.messages) not in trained]
     if len(kept) < len(every):
         print(f"{len(every) - len(kept)} of {len(every)} tasks of eval.split = {split!r} are trained on: not evaluated")
     return kept

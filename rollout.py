@@ -53,6 +53,17 @@ def continuation(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, st
     return ids[1:] if ids[:1] == [end] else ids
 
 
+def closing(tokenizer: PreTrainedTokenizerBase, end_ids: set[int]) -> int:
+    """The end token that the chat template puts after a reply, the tokenizer's where it puts none."""
+    first = continuation(tokenizer, [], None)[:1]
+    return first[0] if first and first[0] in end_ids else tokenizer.eos_token_id
+
+
+def opens_thinking(tokenizer: PreTrainedTokenizerBase, prompt: list[int]) -> bool:
+    """Whether the template itself writes the reply's opening <think> (Qwen3 Thinking): it is then missing in what is sampled."""
+    return tokenizer.decode(prompt[-8:]).rstrip().endswith("<think>")
+
+
 def collect(env, sampler, tokenizer: PreTrainedTokenizerBase, tasks: list[tuple[Task, list[int]]], n: int, *,
             seeds: list[int], max_new_tokens: int, temperature: float, max_tokens: int | None = None,
             progress=lambda done: None) -> list[Rollout]:
@@ -65,6 +76,7 @@ def collect(env, sampler, tokenizer: PreTrainedTokenizerBase, tasks: list[tuple[
                 for _ in range(n)]
     for r in rollouts:
         r.episode = _guarded(r, env.start, r.task)
+    opening = ["<think>" if opens_thinking(tokenizer, prompt) else "" for _, prompt in tasks]
     active, turn = list(enumerate(rollouts)), 0
     while active:
         if turn == 0:
@@ -79,7 +91,8 @@ def collect(env, sampler, tokenizer: PreTrainedTokenizerBase, tasks: list[tuple[
             r.log_probs += sample.log_probs
             r.trained += [True] * len(sample.ids)
             stopped = sample.finish_reason == "stop"
-            r.replies.append(tokenizer.decode(sample.ids[:-1] if stopped else sample.ids, skip_special_tokens=True))
+            text = tokenizer.decode(sample.ids[:-1] if stopped else sample.ids, skip_special_tokens=True)
+            r.replies.append(opening[r.group] + text)
             if not stopped:
                 r.finish_reason = "length"
             if r.error is not None:

@@ -39,7 +39,7 @@ import corrgrpo
 import policy
 import prepare
 from logs import RunFolder, comparison, line, read_jsonl, replace
-from rollout import Rollout, collect, encode, score
+from rollout import Rollout, closing, collect, encode, opens_thinking, score
 from sampler import TransformersSampler, bf16_pays, stream
 
 
@@ -82,16 +82,14 @@ def train(run: SimpleNamespace) -> None:
     torch.set_num_threads(cfg.train.threads or cores())
     torch.manual_seed(cfg.train.seed)       # nothing should need it: every draw has a stream of its own
     device = torch.device("cuda" if cfg.model.device != "cpu" and torch.cuda.is_available() else "cpu")
-    model, tokenizer = policy.load(str(run.checkpoint or cfg.model.name))
+    warm = run.folder / "warm_start"        # the model after the supervised steps so far: what RL starts from
+    model, tokenizer = policy.load(str(run.checkpoint or (warm if warm.exists() else cfg.model.name)))
     model.to(device)
     if cfg.model.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     native = "bfloat16" if bf16_pays(device) else "float32"
     cfg.model.dtype, cfg.sampler.dtype = (native if x == "auto" else x for x in (cfg.model.dtype, cfg.sampler.dtype))
     cfg.model.share_prompt = cfg.model.share_prompt and policy.full_attention(model)
-    reference = None
-    if cfg.algo.kl > 0:
-        reference = policy.cast(policy.load(cfg.model.name)[0], getattr(torch, cfg.model.dtype)).to(device)
     sampler = TransformersSampler(model, policy.end_ids(model, tokenizer), getattr(torch, cfg.sampler.dtype),
                                   cfg.sampler.batch_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.train.learning_rate, fused=True,
@@ -114,6 +112,13 @@ def train(run: SimpleNamespace) -> None:
     if notes := getattr(env, "notes", None):
         print(", ".join(f"{name}: {note}" for name, note in notes.items()), flush=True)
         replace(run.folder / "environment.json", json.dumps(notes, indent=1, default=str))
+    if cfg.train.warm_start_steps and not run.checkpoint:
+        warm_start(run, model, tokenizer, optimizer, [pair for pair in tasks if env.reference(pair[0])], logs)
+        sampler.sync(model)
+    reference = None
+    if cfg.algo.kl > 0:
+        start = str(warm) if cfg.train.warm_start_steps else cfg.model.name
+        reference = policy.cast(policy.load(start)[0], getattr(torch, cfg.model.dtype)).to(device)
     if eval_tasks and not read_jsonl(run.folder / "eval.jsonl"):
         evaluate(run, sampler, tokenizer, eval_tasks, context, logs, 0)
 
@@ -172,6 +177,50 @@ def train(run: SimpleNamespace) -> None:
           f"{run.folder / 'metrics.jsonl'}, tensorboard --logdir {run.folder}")
     if eval_tasks and read_jsonl(run.folder / "eval.jsonl"):
         print(comparison(read_jsonl(run.folder / "eval.jsonl"), env.reward_names))
+
+
+def warm_start(run: SimpleNamespace, model, tokenizer, optimizer, tasks: list[tuple], logs: RunFolder) -> None:
+    """`train.warm_start_steps` steps of plain cross-entropy on the environment's reference replies: the mean over the tokens
+    of a step's rows. A row in warm_start.jsonl each; the optimizer's state is forgotten at the end."""
+    cfg, folder = run.cfg, run.folder / "warm_start"
+    saved = torch.load(folder / "trainer.pt", map_location=model.device) if folder.exists() else {"step": 0}
+    if "optimizer" in saved:
+        optimizer.load_state_dict(saved["optimizer"])
+    logs.cut("warm_start.jsonl", saved["step"])
+    size, steps = cfg.train.warm_start_rows, cfg.train.warm_start_steps
+    end = closing(tokenizer, policy.end_ids(model, tokenizer))
+    model.train(cfg.model.gradient_checkpointing)
+    for step in tqdm(range(saved["step"] + 1, steps + 1), desc="warm start", unit="step", disable=None):
+        begun = time.perf_counter()
+        batch = []
+        for i in draw(len(tasks), (step - 1) * size, size, stream(cfg.train.seed, -1)):
+            task, prompt = tasks[i]
+            text = run.env.reference(task)
+            text = text.removeprefix("<think>").lstrip() if opens_thinking(tokenizer, prompt) else text
+            batch.append((prompt, [*tokenizer(text, add_special_tokens=False)["input_ids"], end]))
+        tokens, loss = sum(len(ids) for _, ids in batch), 0.0
+        for prompt, ids in batch:
+            with torch.autocast(model.device.type, torch.bfloat16, enabled=cfg.model.dtype == "bfloat16"):
+                row_loss = -policy.log_probs(model, prompt, [ids], share_prompt=cfg.model.share_prompt).sum() / tokens
+            row_loss.backward()
+            loss += row_loss.item()
+        lr = cfg.train.warm_start_learning_rate * min(1.0, step / max(cfg.train.warmup_steps, 1))
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.train.max_grad_norm or float("inf")).item()
+        if not math.isfinite(norm):
+            raise RunError(f"warm start, step {step}: the gradient norm is {norm}. Lower train.warm_start_learning_rate")
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        row = {"step": step, "loss": loss, "grad_norm": norm, "lr": lr, "tokens": tokens, "time": time.perf_counter() - begun}
+        logs.metrics(row, "warm_start.jsonl")
+        if step == steps or step % 10 == 0:
+            tqdm.write(f"warm start {step}/{steps} | loss {loss:.3f} nats a token | grad {norm:.2f} | {row['time']:.1f} s")
+        if step == steps or (cfg.train.save_every and step % cfg.train.save_every == 0):
+            trainer = {"step": step} | ({} if step == steps else {"optimizer": optimizer.state_dict()})
+            policy.save(model, tokenizer, folder, trainer)
+    model.eval()
+    optimizer.state.clear()
 
 
 def draw(n: int, cursor: int, count: int, seed: int) -> list[int]:

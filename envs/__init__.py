@@ -6,7 +6,10 @@
     start(task) -> episode              episode.step(reply) -> the environment's next messages, [] when it is over
     score(episodes) -> list[Score]      a batch, so that programs run side by side
 
-and, if it likes, `notes`: a dict that is printed at the start and kept in the run folder's environment.json.
+and, if it likes,
+
+    notes                               a dict that is printed at the start and kept in the run folder's environment.json
+    reference(task) -> str              a right reply: what a supervised warm start trains on (train.warm_start_steps)
 
 Its constructor takes the keys of the config's [env] table as keyword arguments. Your own needs no edit here:
 env.name = "my_package.my_module:MyEnv".
@@ -16,7 +19,7 @@ import importlib
 from dataclasses import dataclass, field
 from typing import Any
 
-EMBEDDED = {"leetcode": "envs.leetcode:LeetCode"}
+EMBEDDED = {"leetcode": "envs.leetcode:LeetCode", "rlla": "envs.rlla:RLLA"}
 
 
 @dataclass
@@ -32,6 +35,17 @@ class Score:
     rewards: dict[str, float]               # a number for each of reward_names, before weights
     metrics: dict[str, Any] = field(default_factory=dict)
     error: str | None = None                # set: no score. The rollout is counted, logged and never trained on
+
+
+class Episode:
+    """An episode of a single reply."""
+
+    def __init__(self, task: Task):
+        self.task, self.reply = task, ""
+
+    def step(self, reply: str) -> list[dict[str, str]]:
+        self.reply = reply
+        return []
 
 
 def find(name: str) -> type:

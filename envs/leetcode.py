@@ -6,23 +6,12 @@ One turn: the row's `query` is the prompt, the reply is scored by `rewards.code`
 from pathlib import Path
 from typing import Any
 
-from envs import Score, Task, rows
+from envs import Episode, Score, Task, rows
 from rewards import code
 from rewards import sandbox as programs
 
 STARTER = Path(__file__).parent.parent / "data"
 NEEDED = ("task_id", "prompt", "completion", "entry_point", "test", "query")  # what both schemas share and we use
-
-
-class Episode:
-    """A single reply."""
-
-    def __init__(self, task: Task):
-        self.task, self.reply = task, ""
-
-    def step(self, reply: str) -> list[dict[str, str]]:
-        self.reply = reply
-        return []
 
 
 class LeetCode:
@@ -49,6 +38,9 @@ class LeetCode:
 
     def start(self, task: Task) -> Episode:
         return Episode(task)
+
+    def reference(self, task: Task) -> str:
+        return f"```python\n{task.data['completion'].strip()}\n```"
 
     def score(self, episodes: list[Episode]) -> list[Score]:
         results = code.score([e.reply for e in episodes], [e.task.data for e in episodes], **self.limits)
