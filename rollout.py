@@ -60,7 +60,7 @@ def closing(tokenizer: PreTrainedTokenizerBase, end_ids: set[int]) -> int:
 
 
 def opens_thinking(tokenizer: PreTrainedTokenizerBase, prompt: list[int]) -> bool:
-    """Whether the template itself writes the reply's opening <think> (Qwen3 Thinking): it is then missing in what is sampled."""
+    """Whether the template itself writes the reply's opening <think> (Qwen3 Thinking), so that no sampled text has it."""
     return tokenizer.decode(prompt[-8:]).rstrip().endswith("<think>")
 
 

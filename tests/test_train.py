@@ -352,6 +352,37 @@ def test_killed_at_any_moment_and_resumed_yields_the_same_numbers(finished, tiny
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters()))
 
 
+def test_a_warm_start_learns_the_references_and_resumes_bit_for_bit(tiny_folder, tmp_path):
+    """Killed in the middle of the supervised steps, then again when they are over: the numbers of an unbroken run."""
+    more = ["train.warm_start_steps=6", "train.warm_start_rows=3", "train.warm_start_learning_rate=3e-2", "algo.kl=0.1",
+            "train.steps=2"]
+    assert train.main(arguments(tmp_path, tiny_folder, "log.name=whole", *more)) == 0
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    rows = [json.loads(line) for line in (whole / "warm_start.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, 7)) and rows[-1]["loss"] < 0.7 * rows[0]["loss"]
+    assert metrics_of(whole)[0]["kl"] < 1e-3                    # the reference is the policy that RL starts from
+
+    save, saved = train.policy.save, []
+
+    def killed_after(count):
+        def save_then_die(*args, **kwargs):
+            save(*args, **kwargs)
+            saved.append(args[2].name)
+            if len(saved) == count:
+                raise KeyboardInterrupt
+        return save_then_die
+
+    for count, resume in ((1, []), (3, ["--resume"])):          # after supervised step 2, and when the last is saved
+        train.policy.save = killed_after(count)
+        assert train.main([*arguments(tmp_path, tiny_folder, "log.name=broken", *more), *resume]) == 130
+        train.policy.save = save
+    assert saved == ["warm_start"] * 3
+    assert train.main([*arguments(tmp_path, tiny_folder, "log.name=broken", *more), "--resume"]) == 0
+    assert metrics_of(broken) == metrics_of(whole)
+    again = [json.loads(line) for line in (broken / "warm_start.jsonl").read_text().splitlines()]
+    assert [row | {"time": 0} for row in again] == [row | {"time": 0} for row in rows]
+
+
 def test_a_finished_run_can_be_made_longer(finished, tiny_folder, tmp_path):
     import shutil
 

@@ -25,7 +25,11 @@ class Toy:
         self.turns, self.count, self.wrong = turns, tasks, wrong
 
     def tasks(self, split):
-        return [Task(f"{split}-{i}", [{"role": "user", "content": f"Say something, {split} number {i}."}]) for i in range(self.count)]
+        return [Task(f"{split}-{i}", [{"role": "user", "content": f"Say something, {split} number {i}."}])
+                for i in range(self.count)]
+
+    def reference(self, task):
+        return "aeiou" * 3
 
     def start(self, task):
         if task.data == "raises in start":
