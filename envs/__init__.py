@@ -19,7 +19,8 @@ import importlib
 from dataclasses import dataclass, field
 from typing import Any
 
-EMBEDDED = {"leetcode": "envs.leetcode:LeetCode", "rlla": "envs.rlla:RLLA"}
+EMBEDDED = {"leetcode": "envs.leetcode:LeetCode", "rlla": "envs.rlla:RLLA",
+            "apibank": "envs.apibank:APIBank"}
 
 
 @dataclass

@@ -160,7 +160,7 @@ class _Template:
         passed = [fd for fd in (theirs.fileno(), me) if fd >= 0]
         site = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
         # these flags and an otherwise empty environment are -I with a fixed hash seed: sets iterate alike in every run
-        command = [*_unshare(), sys.executable, "-P", "-s", "-S", "-B", "-c", _START, str(Path(__file__).parents[1]),
+        command = [*namespaces(), sys.executable, "-P", "-s", "-S", "-B", "-c", _START, str(Path(__file__).parents[1]),
                    str(theirs.fileno()), str(me), *site]
         environment = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         try:
@@ -221,7 +221,7 @@ def _current() -> _Template:
 
 
 @functools.cache
-def _unshare() -> tuple[str, ...]:
+def namespaces() -> tuple[str, ...]:
     """The `unshare` command line, empty where it does not work."""
     program = shutil.which("unshare") or "unshare"
     for user in (("--user", "--map-root-user"), ()):  # root needs no user namespace where there is none

@@ -65,6 +65,12 @@ def parse(block: str) -> list[Call]:
     return [_call(json.loads(line, parse_float=_number)) for line in block.strip().split("\n")]
 
 
+def same(call: Any, reference: Any) -> bool:
+    """Whether two {"name", "parameters"} are equal by JSON type."""
+    (first,), (second,) = (_reference([c])[0] for c in (call, reference))
+    return first == second
+
+
 def damage(reference: str) -> str | None:
     """What is wrong with a reference reply, if anything: unreadable, or a bracket left open by a string that was cut off."""
     try:

@@ -1,0 +1,234 @@
+"""API-Bank (Li et al. 2023, arXiv 2304.08244; DAMO-ConvAI, api-bank), for evaluation only: one tool call from a dialogue.
+
+Two judges, named in every result:
+- "static": ToolRL's processed levels 1 to 3 (qiancheng0/ToolRL, benchmarks). Right if a call after the last <tool_call> has the
+  reference's name and exactly its parameters. Needs those three files and nothing else.
+- "execution", the paper's: v1 are the API turns of upstream's level-1-given-desc dialogues, v2 those of level-2-toolsearcher,
+  v3 of dialogues of level 3, which upstream's repository lacks. Right if the first call has the gold call's name and upstream's
+  checker accepts what it returns. Upstream's code runs in a process of its own (apibank_judge.py), never in this one.
+
+The dialogue up to the API turn, in RLLA's template, is the prompt. Reconstructed here: its wording, and which tools it lists:
+those in a dialogue's name; in v2 ToolSearcher and what it has found so far.
+"""
+
+import json
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from envs import Episode, Score, Task, rows
+from rewards import sandbox, tool
+
+VERSIONS = {"level-1-given-desc": "v1", "level-2-toolsearcher": "v2"}   # of upstream's splits; any level 3 is v3
+STATIC = "api_bank/level-{level}-api_processed.json.gz"
+
+_SYSTEM = """You hold a conversation and solve the user's tasks with tools.
+
+**Available Tools**
+{tools}
+
+**Output Format**
+<think> Your thoughts </think>
+<tool_call>
+{{"name": "Tool name", "parameters": {{"Parameter name": "Parameter content"}}}}
+</tool_call>"""
+
+
+class APIBank:
+    reward_names = ("correct",)
+    reward_weights = (1.0,)
+
+    def __init__(self, judge: str = "static", data: str = "", root: str = "", timeout: float = 30.0):
+        """data: static: the processed files, "{level}" is filled in, also under $CORRGRPO_DATA; execution: the dialogues as
+        rows {split, file, turns}, "" for those in the checkout. root: the folder of upstream's tool_manager.py, apis and
+        init_database. timeout: seconds that a call may take there."""
+        if judge not in ("static", "execution"):
+            raise ValueError(f"env.judge = {judge!r}: there are static and execution")
+        self.judge, self.data, self.notes, self.checkout = judge, data, {"judge": judge}, None
+        if judge == "execution":
+            folder = next((f for f in (Path(root), Path(root, "api-bank")) if (f / "tool_manager.py").is_file()), None)
+            if not root or folder is None:
+                raise ValueError(f"env.root = {root!r}: the execution judge needs the api-bank folder of a checkout of "
+                                 "AlibabaResearch/DAMO-ConvAI, which holds tool_manager.py; or use env.judge = 'static'")
+            self.checkout = Checkout(folder, timeout)
+
+    def tasks(self, split: str = "test") -> list[Task]:
+        return list(self._dialogues() if self.checkout else self._processed())
+
+    def start(self, task: Task) -> Episode:
+        return Episode(task)
+
+    def reference(self, task: Task) -> str:
+        return f"<think> I should call {task.data['name']}. </think>\n<tool_call>\n{_line(task.data)}\n</tool_call>"
+
+    def score(self, episodes: list[Episode]) -> list[Score]:
+        """metrics: version, judge, and reachable: whether the gold call itself is right (execution), or its tool is in the
+        prompt (static)."""
+        scores = []
+        for e in episodes:
+            gold = e.task.data
+            if self.checkout:
+                found = _calls(e.reply.rsplit("</think>", 1)[-1].partition("<tool_call>")[2])[:1]
+                right, detail = self.checkout.judge(gold["version"], found[0], gold) if found else (False, "no call")
+                reachable, _ = self.checkout.judge(f"{gold['version']} gold", gold, gold)
+            else:
+                found = _calls(e.reply.rpartition("<tool_call>")[2])
+                right, detail, reachable = any(tool.same(call, gold) for call in found), "", gold["listed"]
+            scores.append(Score({"correct": float(right)}, {"version": gold["version"], "judge": self.judge,
+                                                            "reachable": float(reachable), "detail": detail}))
+        return scores
+
+    def measures(self, sample: dict[str, Any]) -> dict[str, float]:
+        version, correct = sample["metrics"]["version"], sample["rewards"]["correct"]
+        return {f"{version} ({self.judge})": correct, f"{version} ceiling ({self.judge})": sample["metrics"]["reachable"]}
+
+    def _processed(self) -> Iterator[Task]:
+        for level in (1, 2, 3):
+            source, found = rows.load((self.data or STATIC).replace("{level}", str(level)), "test")
+            unlisted, undated = [], []
+            for line, row in found:
+                try:
+                    answer = row["answer"][0] if isinstance(row["answer"], list) else row["answer"]
+                    system, user, name, parameters = row["system"], row["user"], answer["name"], answer["parameters"]
+                except (KeyError, IndexError, TypeError) as e:
+                    raise ValueError(f"{source}, row {line}: it needs system, user, answer ({type(e).__name__}: {e})") from None
+                listed = f". Name: {name}\n" in system or f". {name}: " in system
+                unlisted += [] if listed else [line - 1]
+                undated += [line - 1] if "2023" in json.dumps(parameters) and "2023" not in system + user else []
+                yield Task(f"v{level}:{line - 1}", [{"role": "system", "content": system}, {"role": "user", "content": user}],
+                           data={"name": name, "parameters": parameters, "version": f"v{level}", "listed": listed})
+            if unlisted or undated:
+                self.notes[source] = {"tool missing from the prompt": unlisted, "year missing from the prompt": undated}
+                print(f"{source}: the prompt lacks the tool in rows {unlisted or 'none'}, the year 2023 in {len(undated)} rows")
+
+    def _dialogues(self) -> Iterator[Task]:
+        if self.data:
+            dialogues = [row for _, row in rows.load(self.data, "test")[1]]
+        else:
+            files = sorted(self.checkout.folder.glob("lv1-lv2-samples/level-*/*.jsonl"))
+            dialogues = [{"split": f.parent.name, "file": f.name, "turns": [row for _, row in rows.load(str(f), "")[1]]}
+                         for f in files]
+        for dialogue in dialogues:
+            version = VERSIONS.get(dialogue["split"], "v3" if dialogue["split"].startswith("level-3") else "")
+            for i, turn in enumerate(dialogue["turns"] if version else []):
+                if turn["role"] == "API":
+                    before = dialogue["turns"][:i]
+                    user = "**Dialogue Records History**\n" + "\n".join(map(_said, before)) + (
+                        "\n<user> Make the one tool call that comes next. </user>")
+                    yield Task(f"{version}:{dialogue['file']}:{i}", [
+                        {"role": "system", "content": _SYSTEM.format(tools=self._tools(version, dialogue["file"], before))},
+                        {"role": "user", "content": user}],
+                        data={"name": turn["api_name"], "parameters": turn["param_dict"], "version": version,
+                              "result": turn["result"]})
+
+    def _tools(self, version: str, file: str, before: list[dict]) -> str:
+        names = file.split("-level-")[0].split("-") if version == "v1" else ["ToolSearcher"]
+        known = {name: self.checkout.describe(name) for name in names}
+        for turn in before:
+            if turn["role"] == "API" and turn["api_name"] == "ToolSearcher":
+                output = turn["result"].get("output")
+                found = output if isinstance(output, list) else [output]
+                known |= {t["name"]: t for t in found if isinstance(t, dict) and "name" in t}
+        return "\n".join(f"{n}. Name: {name}\nDescription: {t.get('description', '')}\nParameters: "
+                         f"{json.dumps(t.get('input_parameters', {}))}" for n, (name, t) in enumerate(known.items(), 1))
+
+
+class Checkout:
+    """Upstream's tool manager in a process of its own, in a copy of its folder, with no network and nothing else to write."""
+
+    def __init__(self, folder: Path, timeout: float):
+        self.folder, self.timeout, self._process, self._known = folder.resolve(), timeout, None, {}
+
+    def judge(self, version: str, call: dict, gold: dict) -> tuple[bool, str]:
+        """(right, what happened)."""
+        key = json.dumps([version, call["name"], call["parameters"], gold["name"], gold["result"]], sort_keys=True, default=str)
+        if version.startswith("v3") or key not in self._known:      # v3 keeps one manager: a call may change the next
+            self._known[key] = self._ask({"version": version, "name": call["name"], "parameters": call["parameters"],
+                                          "gold_name": gold["name"], "gold_result": gold["result"]})
+        return self._known[key]["correct"], self._known[key]["detail"]
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """Description and input_parameters of a tool, {} where upstream has none."""
+        if name not in self._known:
+            self._known[name] = self._ask({"describe": name}).get("tool", {})
+        return self._known[name]
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process.stdin.close()
+            self._process.stdout.close()
+            self._copy.cleanup()
+            self._process = None
+
+    def _ask(self, request: dict) -> dict[str, Any]:
+        if self._process is None:
+            self._start()
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+            answer = self._answer()
+        except OSError:
+            answer = None
+        if answer is None:      # what a call hangs or dies in costs that call alone
+            self.close()
+            return {"correct": False, "detail": f"the call ended upstream's process, or took over {self.timeout:g} s"}
+        return answer
+
+    def _answer(self) -> dict | None:
+        ready, _, _ = select.select([self._process.stdout], [], [], self.timeout)
+        line = self._process.stdout.readline() if ready else b""
+        return json.loads(line) if line else None
+
+    def _start(self) -> None:
+        self._copy = tempfile.TemporaryDirectory(prefix="corrgrpo-", ignore_cleanup_errors=True)
+        copied = Path(self._copy.name, "api-bank")
+        copied.mkdir()
+        for name in ("apis", "init_database", "lv3_apis"):
+            if (self.folder / name).is_dir():
+                shutil.copytree(self.folder / name, copied / name)
+        for file in self.folder.glob("*.py"):
+            shutil.copy(file, copied)
+        command = [sys.executable, "-P", "-s", "-B", str(Path(__file__).with_name("apibank_judge.py")), str(copied)]
+        self._process = subprocess.Popen([*sandbox.namespaces(), *command], cwd=copied, env={"HOME": str(copied)},
+                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                         start_new_session=True)
+        with self._process.stderr as errors:
+            hello = self._answer()
+            if hello is None or "error" in hello:
+                problem = hello["error"] if hello else errors.read().decode(errors="replace")[-500:].strip()
+                self.close()
+                raise ValueError(f"env.root: the api-bank checkout {self.folder} cannot be used: {problem}")
+        if hello["missing"]:
+            print(f"api-bank: {', '.join(hello['missing'])} not installed: calls that need them count as wrong")
+
+
+def _line(call: dict) -> str:
+    return json.dumps({"name": call["name"], "parameters": call["parameters"]})
+
+
+def _said(turn: dict) -> str:
+    if turn["role"] == "API":
+        call = {"name": turn["api_name"], "parameters": turn["param_dict"]}
+        return f"<tool_call>\n{_line(call)}\n</tool_call>\n<obs> {json.dumps(turn['result'].get('output'))} </obs>"
+    tag = "user" if turn["role"] == "User" else "response"
+    return f"<{tag}> {turn['text']} </{tag}>"
+
+
+def _calls(block: str) -> list[dict]:
+    """The readable calls up to the closing tag, one JSON object a line."""
+    found = []
+    for line in block.partition("</tool_call>")[0].strip().split("\n"):
+        try:
+            call = json.loads(line)
+            tool.parse(line)
+        except (ValueError, RecursionError):
+            continue
+        found.append(call)
+    return found
