@@ -50,14 +50,5 @@ class LeetCode:
 
 def load_rows(data: str, split: str) -> list[dict[str, Any]]:
     """The rows of a split in LeetCodeDataset's schema. Raises ValueError that names the file and the line."""
-    source, found = rows.load(str(STARTER / "starter-{split}.jsonl") if data in ("starter", "starter-easy") else data, split)
-    out = []
-    for line, row in found:
-        if not isinstance(row, dict):
-            raise ValueError(f"{source}, row {line}: expected an object with {', '.join(NEEDED)}, got {str(row)[:60]!r}")
-        wrong = [key for key in NEEDED if not isinstance(row.get(key), str)]
-        if wrong:
-            raise ValueError(f"{source}, row {line} ({row.get('task_id')}): {wrong[0]!r} is missing or no string; a row "
-                             f"needs {', '.join(NEEDED)}")
-        out.append(row)
-    return [row for row in out if row["difficulty"] == "Easy"] if (data, split) == ("starter-easy", "train") else out
+    found = rows.texts(str(STARTER / "starter-{split}.jsonl") if data in ("starter", "starter-easy") else data, split, NEEDED)
+    return [row for row in found if row["difficulty"] == "Easy"] if (data, split) == ("starter-easy", "train") else found

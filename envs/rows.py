@@ -32,6 +32,19 @@ def load(data: str, split: str) -> tuple[str, list[tuple[int, Any]]]:
     return source, rows
 
 
+def texts(data: str, split: str, needed: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The rows, each an object with strings under the `needed` keys. Raises ValueError that names the file and the row."""
+    source, found = load(data, split)
+    for line, row in found:
+        if not isinstance(row, dict):
+            raise ValueError(f"{source}, row {line}: expected an object with {', '.join(needed)}, got {str(row)[:60]!r}")
+        wrong = [key for key in needed if not isinstance(row.get(key), str)]
+        if wrong:
+            raise ValueError(f"{source}, row {line} ({row.get('task_id')}): {wrong[0]!r} is missing or no string; a row "
+                             f"needs {', '.join(needed)}")
+    return [row for _, row in found]
+
+
 def find_file(name: str) -> Path | None:
     """A data file as named, or under $CORRGRPO_DATA."""
     places = [Path(name).expanduser(), Path(os.environ.get("CORRGRPO_DATA") or ".") / name]

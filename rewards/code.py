@@ -62,7 +62,7 @@ def score(replies: Sequence[str], rows: Sequence[dict], *, timeout: float = 5.0,
         raise ValueError(f"{len(replies)} replies for {len(rows)} rows")
     sandbox.require(mode)
     runner = functools.partial(sandbox.run, timeout=timeout, memory_mb=memory_mb)
-    with ThreadPoolExecutor(workers or _cores()) as pool:
+    with ThreadPoolExecutor(workers or cores()) as pool:
         scores = list(pool.map(lambda reply, row: _guard(_judge, reply, row, runner), replies, rows))
         _add_times(scores, replies, rows, runner, pool)
     return scores
@@ -77,6 +77,11 @@ def extract_code(reply: str, entry_point: str) -> str | None:
     """
     found = _blocks(reply)
     return max([block for block in found if _defines(block, entry_point)] or found, key=len, default=None)
+
+
+def last_block(reply: str) -> str | None:
+    """The last fenced block after the last </think>, None if there is none."""
+    return (_blocks(reply) or [None])[-1]
 
 
 def similarity(first: str, second: str) -> float:
@@ -161,7 +166,7 @@ def _failure(error: str) -> dict:
     return _result(None, error=error)
 
 
-def _cores() -> int:
+def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -13,6 +13,7 @@ import pickle
 from collections.abc import Callable
 
 MAX_ITEMS = 1_000_000  # taken from an iterator that the answer returns
+TYPES = {kind.__name__: kind for kind in (int, float, complex, bool, str, bytes, list, tuple, dict, set, frozenset, type(None))}
 
 
 def frame(data: bytes) -> bytes:
@@ -71,6 +72,8 @@ class _Encoder(pickle.Pickler):
     def reducer_override(self, value: object):
         if value is make:
             return NotImplemented  # by name
+        if any(value is kind for kind in TYPES.values()):
+            return make, ("type", value.__name__)
         kind = type(value)
         if kind.__name__ in self._classes and hasattr(value, "__dict__"):
             return make, ("nodes", self._table(value))
@@ -130,7 +133,7 @@ class _Decoder(pickle.Unpickler):
             return self._nodes(parts[0])
         if kind == "opaque":
             return Opaque()
-        simple = {"complex": complex, "range": range, "deque": collections.deque, "iterator": iter}
+        simple = {"complex": complex, "range": range, "deque": collections.deque, "iterator": iter, "type": TYPES.get}
         return simple[kind](*parts)
 
     def _nodes(self, table: list[tuple[str, dict, dict]]) -> object:

@@ -1,0 +1,132 @@
+"""LiveCodeBench, code generation (Jain et al. 2024, arXiv 2403.07974; LiveCodeBench/LiveCodeBench), for evaluation only.
+
+A problem either asks for a method of `class Solution` (functional) or for a program that reads and prints (stdin). The code is
+the last fenced block. Results are compared by the published rules, outside the program's reach: functional by ==, a tuple
+counting as a list; printed lines stripped, equal or equal token by token as decimal numbers. Each test is a run of its own.
+"""
+
+import base64
+import io
+import json
+import pickle
+import re
+import zlib
+from typing import Any
+
+from envs import Episode, Score, Task, programs, rows
+from rewards import code
+
+NEEDED = ("question_title", "question_content", "question_id", "contest_date", "starter_code", "public_test_cases",
+          "private_test_cases", "metadata")
+FILE, HUB = "livecodebench/test6.jsonl", "livecodebench/code_generation_lite"
+
+HEADER = """import bisect, collections, copy, functools, heapq, io, itertools, json, math, operator, os, random, re, string, sys
+from bisect import *
+from collections import *
+from copy import *
+from functools import *
+from heapq import *
+from itertools import *
+from math import *
+from typing import *
+sys.setrecursionlimit(50000)
+"""
+STDIN = HEADER + '''
+def run_program(source, data):
+    """What a program prints that finds `data` on its standard input, whichever way it reads."""
+    with open("stdin", "w") as f:
+        f.write(data)
+    os.dup2(os.open("stdin", os.O_RDONLY), 0)
+    os.dup2(os.open("stdout", os.O_RDWR | os.O_CREAT | os.O_TRUNC), 1)
+    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)
+    try:
+        exec(compile(source, "<answer>", "exec"), {"__name__": "__main__"})
+    except SystemExit:
+        pass
+    sys.stdout.flush()
+    with open("stdout") as f:
+        return f.read()
+'''
+COMPARE = '''
+from decimal import Decimal, InvalidOperation
+def same_output(printed, expected):
+    first, second = ([line.strip() for line in text.strip().split("\\n")] for text in (printed, expected))
+    def decimals(line):
+        return [Decimal(token) for token in line.split()]
+    try:
+        return len(first) == len(second) and all(a == b or decimals(a) == decimals(b) for a, b in zip(first, second))
+    except InvalidOperation:
+        return False
+def check(candidate):
+    assert same_output(candidate({input!r}), {output!r})
+'''
+CALL = '''
+def check(candidate):
+    result = candidate(*{arguments!r})
+    assert (list(result) if isinstance(result, tuple) else result) == {output!r}
+'''
+
+
+class LiveCodeBench:
+    reward_names, reward_weights = ("pass",), (1.0,)
+
+    def __init__(self, data: str = "", after: str = "", before: str = "", timeout: float = 6.0, memory_mb: int = 4096,
+                 workers: int = 0):
+        """data: a release's .jsonl file or a name on the hub; "": test6.jsonl (the 175 problems that release_v6 added) under
+        $CORRGRPO_DATA. after, before: contest dates, YYYY-MM-DD, both included. timeout: CPU seconds for one test."""
+        for name, date in (("after", after), ("before", before)):
+            if date and not re.fullmatch(r"\d{4}-\d\d-\d\d", date):
+                raise ValueError(f"livecodebench.{name} = {date!r}: a date is YYYY-MM-DD")
+        self.data, self.after, self.before = data, after, before
+        self.limits, self.notes = {"timeout": timeout, "memory_mb": memory_mb, "workers": workers}, {}
+
+    def tasks(self, split: str = "test") -> list[Task]:
+        data = self.data or (FILE if rows.find_file(FILE) else HUB)
+        tasks = []
+        for row in rows.texts(data, split, NEEDED):
+            if self.after <= row["contest_date"][:10] <= (self.before or "9999"):
+                tasks.append(Task(row["question_id"], [{"role": "user", "content": _prompt(row)}], data=row))
+        dates = [task.data["contest_date"][:10] for task in tasks]
+        self.notes = {"slice": f"{len(tasks)} problems of {data}, {min(dates, default='')} to {max(dates, default='')}"}
+        return tasks
+
+    def start(self, task: Task) -> Episode:
+        return Episode(task)
+
+    def score(self, episodes: list[Episode]) -> list[Score]:
+        return programs.judge([self.program(e.task, e.reply) for e in episodes], **self.limits)
+
+    def program(self, task: Task, reply: str) -> programs.Program:
+        cases = [*json.loads(task.data["public_test_cases"]), *hidden(task.data["private_test_cases"])]
+        name, answer = json.loads(task.data["metadata"] or "{}").get("func_name"), code.last_block(reply)
+        if name:
+            tests = [CALL.format(arguments=[json.loads(line) for line in case["input"].split("\n")],
+                                 output=json.loads(case["output"])) for case in cases]
+            method = f"getattr(globals()['Solution']() if 'Solution' in globals() else __import__('__main__'), {name!r})"
+            return programs.Program(HEADER, answer, tests, method)
+        tests = [COMPARE.format(input=case["input"], output=case["output"]) for case in cases]
+        return programs.Program(STDIN, answer and f"SOURCE = {answer!r}", tests, "(lambda data: run_program(SOURCE, data))")
+
+    measures = staticmethod(programs.measures)
+
+
+def hidden(text: str) -> list[dict[str, Any]]:
+    """private_test_cases: JSON, or base64 of zlib of a pickled JSON string. What is unpickled may hold no class at all."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return json.loads(_Plain(io.BytesIO(zlib.decompress(base64.b64decode(text)))).load())
+
+
+class _Plain(pickle.Unpickler):
+    def find_class(self, module: str, name: str):
+        raise pickle.UnpicklingError(f"the tests hold {module}.{name}, and should be text")
+
+
+def _prompt(row: dict[str, str]) -> str:
+    if row["starter_code"]:
+        how = ("Complete this code; answer with all of it in one ```python block.\n\n"
+               f"```python\n{row['starter_code'].rstrip()}\n```")
+    else:
+        how = "Write a Python program that reads standard input and prints the answer, in one ```python block."
+    return f"{row['question_content']}\n\n{how}"
