@@ -112,6 +112,16 @@ def collect(env, sampler, tokenizer: PreTrainedTokenizerBase, tasks: list[tuple[
     return rollouts
 
 
+def replay(env, task: Task, group: int, replies: list[str]) -> Rollout:
+    """An episode with replies that are known already, not scored yet."""
+    r = Rollout(task, group, [], replies=replies)
+    r.episode = _guarded(r, env.start, task)
+    for reply in replies:
+        if r.error is None:
+            _guarded(r, r.episode.step, reply)
+    return r
+
+
 def score(env, rollouts: list[Rollout]) -> None:
     """Fills in `score` or `error`. A scorer that raises costs the rollouts it cannot score, not the batch."""
     whole = [r for r in rollouts if r.error is None]

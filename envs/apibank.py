@@ -50,6 +50,8 @@ class APIBank:
         if judge not in ("static", "execution"):
             raise ValueError(f"env.judge = {judge!r}: there are static and execution")
         self.judge, self.data, self.notes, self.checkout = judge, data, {"judge": judge}, None
+        self.averages = {f"{what} ({judge})": [f"{v}{part} ({judge})" for v in ("v1", "v2", "v3")]
+                         for what, part in (("average", ""), ("average ceiling", " ceiling"))}
         if judge == "execution":
             folder = next((f for f in (Path(root), Path(root, "api-bank")) if (f / "tool_manager.py").is_file()), None)
             if not root or folder is None:

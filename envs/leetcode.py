@@ -47,6 +47,10 @@ class LeetCode:
         return [Score({name: r[name] for name in code.NAMES},
                       {"status": r["status"]}, r["error"]) for r in results]
 
+    def measures(self, sample: dict[str, Any]) -> dict[str, float]:
+        r = sample["rewards"]
+        return {"Executable": r["runtime"], "Pass@1": r["pass"], "format": r["format"], "tree similarity": r["ast"]}
+
 
 def load_rows(data: str, split: str) -> list[dict[str, Any]]:
     """The rows of a split in LeetCodeDataset's schema. Raises ValueError that names the file and the line."""

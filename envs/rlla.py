@@ -72,6 +72,12 @@ class RLLA:
                                 {name: float(r[name]) if r["calls"] else None for name in shares}, r["error"]))
         return scores
 
+    def measures(self, sample: dict[str, Any]) -> dict[str, float | None]:
+        """The paper's columns: the first four over the rows that call tools."""
+        m = sample["metrics"]
+        return {"function name": m["name_score"], "parameter name": m["parameter_score"], "parameter value": m["value_score"],
+                "all exact": m["all_exact"], "format": sample["rewards"]["format"]}
+
 
 def _read(source: str, line: int, row: Any) -> tuple[Any, list[dict[str, str]], str]:
     """(index, messages, reference) of a row in one of RLLA's three schemas."""

@@ -68,6 +68,38 @@ def score(replies: Sequence[str], rows: Sequence[dict], *, timeout: float = 5.0,
     return scores
 
 
+def paired_rounds(pairs: Sequence[tuple[dict, str, str]], *, rounds: int = 8, timeout: float = 5.0, memory_mb: int = 1024,
+                  progress: Callable[[], object] = lambda: None) -> dict:
+    """How often the first program of a pair is strictly faster than the second, as the paper measures efficiency.
+
+    pairs: (row, first, second), both code for the row's test. Each round runs both programs of each pair one after the other
+    on one pinned core, in an order that alternates from round to round. A pair counts if both passed in every round with a
+    positive, finite CPU time. Returns {"rounds": the share in each round, "pairs": how many counted}; no round if none did.
+    """
+    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    faster, eligible = [], set(range(len(pairs)))
+    sandbox.close()                             # the template's successor inherits the core
+    try:
+        if affinity:
+            os.sched_setaffinity(0, {max(affinity)})
+        for n in range(rounds):
+            faster.append(set())
+            for i in sorted(eligible):
+                row, *codes = pairs[i]
+                ran = {k: sandbox.run(row["prompt"], codes[k], row["test"], row["entry_point"], timeout=timeout,
+                                      memory_mb=memory_mb) for k in ((0, 1) if n % 2 == 0 else (1, 0))}
+                if not all(r.status == "passed" and r.cpu_seconds and r.cpu_seconds > 0 for r in ran.values()):
+                    eligible.discard(i)
+                elif ran[0].cpu_seconds < ran[1].cpu_seconds:
+                    faster[-1].add(i)
+                progress()
+    finally:
+        if affinity:
+            os.sched_setaffinity(0, affinity)
+        sandbox.close()
+    return {"rounds": [len(won & eligible) / len(eligible) for won in faster] if eligible else [], "pairs": len(eligible)}
+
+
 def extract_code(reply: str, entry_point: str) -> str | None:
     """The longest fenced block that defines the entry point's class or function; else the longest block; else None.
 
