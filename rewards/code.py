@@ -53,7 +53,7 @@ def score(replies: Sequence[str], rows: Sequence[dict], *, timeout: float = 5.0,
     without crashing the parser. compile: header, block and test compile together. runtime: the test ended by passing or
     by an assertion of its own. pass: every test passed. ast: similarity of the syntax trees of block and `completion`.
     efficiency: pass * clip(1 - t / t_ref, 0, 1), t the CPU time of the test run alone, t_ref the mean of four runs of
-    `completion`; 0 where one of the four fails.
+    `completion`; 0 where one of the four fails. What an answer computes while it is defined is no part of t.
 
     workers: how many programs run at once, by default one a core. mode "strict" raises sandbox.SandboxError where a
     layer of the sandbox is missing.

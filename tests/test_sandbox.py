@@ -105,6 +105,7 @@ def test_no_trick_passes(answer):
     ("return [x, (x, 'a'), {x: {1.5}}, None, True, complex(x, 1)]", "[2, (2, 'a'), {2: {1.5}}, None, True, 2+1j]"),
     ("from collections import defaultdict; d = defaultdict(list); d[x].append(x); return d", "{2: [2]}"),
     ("from collections import deque; return list(deque([x], 3))", "[2]"),
+    ("return [int, type(x), {'a': str}, list[int]][:3]", "[int, int, {'a': str}]"),
 ])
 def test_plain_values_come_back_as_they_are(body, test):
     assert run(f"def f(x): {body}", f"def check(candidate):\n    assert candidate(x=2) == {test}").status == "passed"
