@@ -22,6 +22,7 @@ ALLOWED: dict[str, tuple | list] = {
     "sampler.engine": ("auto", "transformers"),
     "sampler.dtype": ("auto", "bfloat16", "float32"),
     "sampler.max_new_tokens": [1, None],
+    "sampler.max_response_tokens": [0, None],
     "sampler.max_prompt_tokens": [1, None],
     "sampler.temperature": [0.01, 100.0],
     "sampler.batch_size": [1, None],

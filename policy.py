@@ -5,6 +5,7 @@ each response see the prompt and itself only; that equals the one-sequence-at-a-
 exist as [tokens, vocabulary] for the whole row: they are made in chunks and made again in the backward pass.
 """
 
+import functools
 import importlib.metadata
 import os
 import shutil
@@ -60,10 +61,13 @@ def find(name: str) -> None:
                          "take an instruct model, or save a template with its tokenizer")
 
 
-def load(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model with float32 master weights and without dropout, in eval mode; and its tokenizer."""
+def load(name: str, chat_template_kwargs: dict | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model with float32 master weights and without dropout, in eval mode; and its tokenizer, whose chat template is
+    given the keyword arguments wherever it is applied."""
     path = _embedded_model() if name == EMBEDDED else name
     tokenizer = AutoTokenizer.from_pretrained(path)
+    if chat_template_kwargs:
+        tokenizer.apply_chat_template = functools.partial(tokenizer.apply_chat_template, **chat_template_kwargs)
     config = AutoConfig.from_pretrained(path)
     for key, value in vars(config.get_text_config()).items():
         if "drop" in key and isinstance(value, float):      # in no mode: what is scored must be what was sampled

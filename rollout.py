@@ -1,9 +1,10 @@
 """Drives an environment's episodes with a sampler: one turn or many, then scores them.
 
 What was sampled is what is trained: a turn's ids are appended as they came, the environment's messages are tokenised once
-and appended with `trained` False, and history is never rendered again.
+and appended with `trained` False, and history is never rendered again; `_check` holds every turn to that.
 """
 
+import functools
 import math
 import traceback
 from collections.abc import Callable
@@ -12,8 +13,13 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from envs import Score, Task
-from sampler import stream
+from envs import Score, Task, hermes
+from sampler import Sample, stream
+
+# Some tokenizers mark these as special; they are part of a reply's text all the same.
+TEXT = {"<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>", "</tool_response>"}
+PROBE = {"type": "function", "function": {"name": "probe", "description": "Probes.",
+                                          "parameters": {"type": "object", "properties": {}}}}
 
 
 @dataclass
@@ -25,7 +31,7 @@ class Rollout:
     trained: list[bool] = field(default_factory=list)       # of each id: True where sampled, False where the environment's
     log_probs: list[float] = field(default_factory=list)    # the sampler's; 0.0 where the environment's
     replies: list[str] = field(default_factory=list)        # the text of each turn
-    finish_reason: str = "stop"                             # "length" if a turn ran out of tokens or the next had no room
+    finish_reason: str = "stop"                             # "length" if a limit on tokens or turns cut a reply or the episode
     episode: Any = None
     score: Score | None = None
     error: str | None = None                                # why there is no score
@@ -34,82 +40,109 @@ class Rollout:
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, task: Task) -> list[int]:
-    """The prompt's tokens. The template writes its own special tokens, so none are added."""
-    text = tokenizer.apply_chat_template(task.messages, tools=task.tools, tokenize=False, add_generation_prompt=True)
+    """The prompt's tokens. The template writes its own special tokens, so none are added. Not to be changed: tasks with the
+    same prompt share the list."""
+    return _tokens(tokenizer, render(tokenizer, task.messages, task.tools))
+
+
+@functools.lru_cache(maxsize=256)
+def _tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], tools: list[dict] | None = None) -> str:
+    """The messages in the model's own chat format, with the head of the next reply. A template that knows nothing of tools
+    gets their schemas as part of the system message and their results as the user's, in the Hermes format."""
+    template = functools.partial(tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
+    if tools or any(m["role"] == "tool" for m in messages):
+        alone = [{"role": "user", "content": "."}]
+        try:
+            knows = template(alone, tools=[PROBE]) != template(alone)
+        except Exception:           # whatever a template raises on being given tools, it can't use them
+            knows = False
+        if not knows:
+            messages, tools = hermes.as_text(messages, tools), None
+    return template(messages, tools=tools)
 
 
 def continuation(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], end: int | None) -> list[int]:
     """The tokens that follow a reply: the rest of its turn, the new messages, the head of the next reply.
 
     end: the end token with which the reply closed its own turn, None if it was cut off. Found by rendering a stand-in
-    conversation, since templates can rewrite earlier turns; the text after the stand-in reply is what is appended.
+    conversation, since templates can rewrite earlier turns (Qwen3 drops thoughts); the text after the stand-in reply is
+    what is appended.
     """
     marker = "\u2402reply\u2402"
     stand_in = [{"role": "user", "content": "."}, {"role": "assistant", "content": marker}]
-    text = tokenizer.apply_chat_template(stand_in + messages, tokenize=False, add_generation_prompt=True)
-    tail = text.rpartition(marker)[2]
+    tail = render(tokenizer, stand_in + messages).partition(marker)[2]
     ids = tokenizer(tail, add_special_tokens=False)["input_ids"]
     return ids[1:] if ids[:1] == [end] else ids
 
 
-def closing(tokenizer: PreTrainedTokenizerBase, end_ids: set[int]) -> int:
-    """The end token that the chat template puts after a reply, the tokenizer's where it puts none."""
-    first = continuation(tokenizer, [], None)[:1]
-    return first[0] if first and first[0] in end_ids else tokenizer.eos_token_id
-
-
-def opens_thinking(tokenizer: PreTrainedTokenizerBase, prompt: list[int]) -> bool:
-    """Whether the template itself writes the reply's opening <think> (Qwen3 Thinking), so that no sampled text has it."""
-    return tokenizer.decode(prompt[-8:]).rstrip().endswith("<think>")
-
-
 def collect(env, sampler, tokenizer: PreTrainedTokenizerBase, tasks: list[tuple[Task, list[int]]], n: int, *,
             seeds: list[int], max_new_tokens: int, temperature: float, max_tokens: int | None = None,
-            progress=lambda done: None) -> list[Rollout]:
+            max_response_tokens: int = 0, progress=lambda done: None) -> list[Rollout]:
     """n rollouts of every task, in order, not scored yet. tasks: (task, its prompt's tokens); seeds: one a task.
 
-    max_new_tokens: of a turn; max_tokens: of prompt and everything after it, None for no limit. An episode ends when the
-    environment has nothing to say, or the next turn would not fit.
+    max_new_tokens: of a turn; max_tokens: of prompt and everything after it, None for no limit; max_response_tokens: of
+    everything after the prompt, 0 for no limit. An episode ends when the environment has nothing to say, or the next turn
+    would not fit; it is scored as it stands.
     """
     rollouts = [Rollout(task, group, prompt) for group, (task, prompt) in enumerate(tasks)
                 for _ in range(n)]
     for r in rollouts:
         r.episode = _guarded(r, env.start, r.task)
-    opening = ["<think>" if opens_thinking(tokenizer, prompt) else "" for _, prompt in tasks]
+    hidden = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special and token.content not in TEXT}
+    options = {"max_new_tokens": min(max_new_tokens, max_response_tokens or max_new_tokens), "temperature": temperature}
+    sampled: list[list[int]] = [[] for _ in rollouts]
     active, turn = list(enumerate(rollouts)), 0
     while active:
+        prompts = [r.prompt + r.ids for _, r in active]
         if turn == 0:
-            groups = sampler.generate([prompt for _, prompt in tasks], n, max_new_tokens=max_new_tokens,
-                                      temperature=temperature, seeds=seeds, progress=progress)
+            groups = sampler.generate([prompt for _, prompt in tasks], n, seeds=seeds, progress=progress, **options)
         else:
-            groups = sampler.generate([r.prompt + r.ids for _, r in active], 1, max_new_tokens=max_new_tokens,
-                                      temperature=temperature, seeds=[stream(seeds[r.group], turn, i) for i, r in active])
+            groups = sampler.generate(prompts, 1, seeds=[stream(seeds[r.group], turn, i) for i, r in active], **options)
         going = []
-        for (i, r), sample in zip(active, [sample for group in groups for sample in group], strict=True):
+        for (i, r), prompt, sample in zip(active, prompts, [s for group in groups for s in group], strict=True):
+            if max_response_tokens and len(sample.ids) > (room := max_response_tokens - len(r.ids)):
+                sample = Sample(sample.ids[:room], sample.log_probs[:room], "length")
             r.ids += sample.ids
             r.log_probs += sample.log_probs
             r.trained += [True] * len(sample.ids)
             stopped = sample.finish_reason == "stop"
-            text = tokenizer.decode(sample.ids[:-1] if stopped else sample.ids, skip_special_tokens=True)
-            r.replies.append(opening[r.group] + text)
+            text = [t for t in (sample.ids[:-1] if stopped else sample.ids) if t not in hidden]
+            r.replies.append(tokenizer.decode(text, skip_special_tokens=False))
             if not stopped:
                 r.finish_reason = "length"
+            sampled[i] += sample.ids
             if r.error is not None:
                 continue
             messages = _guarded(r, r.episode.step, r.replies[-1])
-            new = messages and _guarded(r, continuation, tokenizer, messages, sample.ids[-1] if stopped else None)
-            if not new:
-                continue
-            if max_tokens is not None and len(r.prompt) + len(r.ids) + len(new) + max_new_tokens > max_tokens:
+            if getattr(r.episode, "truncated", False):
                 r.finish_reason = "length"
-                continue
-            r.ids += new
-            r.log_probs += [0.0] * len(new)
-            r.trained += [False] * len(new)
-            going.append((i, r))
+            new = messages and _guarded(r, continuation, tokenizer, messages, sample.ids[-1] if stopped else None)
+            fits = new and not (
+                (max_tokens is not None and len(r.prompt) + len(r.ids) + len(new) + max_new_tokens > max_tokens)
+                or (max_response_tokens and len(r.ids) + len(new) >= max_response_tokens))
+            if fits:
+                r.ids += new
+                r.log_probs += [0.0] * len(new)
+                r.trained += [False] * len(new)
+                going.append((i, r))
+            elif new:
+                r.finish_reason = "length"
+            _check(r, prompt + sample.ids, sampled[i])
         active, turn = going, turn + 1
     return rollouts
+
+
+def _check(r: Rollout, known: list[int], sampled: list[int]) -> None:
+    """What is trained is what was sampled: the tokens go on from those that the sampler was given and returned last, and the
+    ones marked as trained are those that it drew, each with its log-probability."""
+    if (r.prompt + r.ids)[: len(known)] != known or not len(r.ids) == len(r.trained) == len(r.log_probs) or (
+            [t for t, own in zip(r.ids, r.trained) if own] != sampled):
+        raise RuntimeError(f"task {r.task.id}: the tokens to train on are not those that were sampled; this is a fault of "
+                           "the sampler or of rollout.py, so nothing is trained on them")
 
 
 def replay(env, task: Task, group: int, replies: list[str]) -> Rollout:

@@ -133,7 +133,8 @@ def train(run: SimpleNamespace) -> None:
             rollouts = collect(env, sampler, tokenizer, chosen, cfg.train.group_size,
                                seeds=[stream(cfg.train.seed, step, i) for i in range(len(chosen))],
                                max_new_tokens=cfg.sampler.max_new_tokens, temperature=cfg.sampler.temperature,
-                               max_tokens=context, progress=samples.update)
+                               max_tokens=context, max_response_tokens=cfg.sampler.max_response_tokens,
+                               progress=samples.update)
         seconds = {"time/sample": lap()}
 
         # score
@@ -409,7 +410,7 @@ def evaluate(run: SimpleNamespace, sampler, tokenizer, tasks: list, context: int
     with tqdm(total=len(tasks), desc="evaluation", leave=False, disable=None) as bar:
         rollouts = collect(run.env, sampler, tokenizer, tasks, 1, seeds=[0] * len(tasks), temperature=0.0,
                            max_new_tokens=cfg.sampler.max_new_tokens, max_tokens=context,
-                           progress=bar.update)
+                           max_response_tokens=cfg.sampler.max_response_tokens, progress=bar.update)
     score(run.env, rollouts)
     scored = [r for r in rollouts if r.error is None]
     row = {"step": step, "tasks": len(rollouts), "errors": len(rollouts) - len(scored)}

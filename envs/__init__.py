@@ -3,7 +3,8 @@
     reward_names: tuple[str, ...]       the K components, in order
     reward_weights: tuple[float, ...]   their default weights; the config's env.reward_weights overrides them
     tasks(split) -> list[Task]
-    start(task) -> episode              episode.step(reply) -> the environment's next messages, [] when it is over
+    start(task) -> episode              episode.step(reply) -> the environment's next messages, [] when it is over;
+                                        an episode that a limit of its own ended may say so: episode.truncated = True
     score(episodes) -> list[Score]      a batch, so that programs run side by side
 
 and, if it likes,
@@ -19,8 +20,8 @@ import importlib
 from dataclasses import dataclass, field
 from typing import Any
 
-EMBEDDED = {"leetcode": "envs.leetcode:LeetCode", "rlla": "envs.rlla:RLLA",
-            "apibank": "envs.apibank:APIBank"}
+EMBEDDED = {"leetcode": "envs.leetcode:LeetCode", "rlla": "envs.rlla:RLLA", "apibank": "envs.apibank:APIBank",
+            "agentdojo": "envs.agentdojo:AgentDojo"}
 
 
 @dataclass
