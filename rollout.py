@@ -79,6 +79,17 @@ def continuation(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, st
     return ids[1:] if ids[:1] == [end] else ids
 
 
+def closing(tokenizer: PreTrainedTokenizerBase, end_ids: set[int]) -> int:
+    """The end token that the chat template puts after a reply, the tokenizer's where it puts none."""
+    first = continuation(tokenizer, [], None)[:1]
+    return first[0] if first and first[0] in end_ids else tokenizer.eos_token_id
+
+
+def opens_thinking(tokenizer: PreTrainedTokenizerBase, prompt: list[int]) -> bool:
+    """Whether the template itself writes the reply's opening <think> (Qwen3 Thinking), so that no sampled text has it."""
+    return tokenizer.decode(prompt[-8:]).rstrip().endswith("<think>")
+
+
 def collect(env, sampler, tokenizer: PreTrainedTokenizerBase, tasks: list[tuple[Task, list[int]]], n: int, *,
             seeds: list[int], max_new_tokens: int, temperature: float, max_tokens: int | None = None,
             max_response_tokens: int = 0, progress=lambda done: None) -> list[Rollout]:
@@ -92,6 +103,7 @@ def collect(env, sampler, tokenizer: PreTrainedTokenizerBase, tasks: list[tuple[
                 for _ in range(n)]
     for r in rollouts:
         r.episode = _guarded(r, env.start, r.task)
+    opening = ["<think>" if opens_thinking(tokenizer, prompt) else "" for _, prompt in tasks]
     hidden = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special and token.content not in TEXT}
     options = {"max_new_tokens": min(max_new_tokens, max_response_tokens or max_new_tokens), "temperature": temperature}
     sampled: list[list[int]] = [[] for _ in rollouts]
@@ -111,7 +123,7 @@ def collect(env, sampler, tokenizer: PreTrainedTokenizerBase, tasks: list[tuple[
             r.trained += [True] * len(sample.ids)
             stopped = sample.finish_reason == "stop"
             text = [t for t in (sample.ids[:-1] if stopped else sample.ids) if t not in hidden]
-            r.replies.append(tokenizer.decode(text, skip_special_tokens=False))
+            r.replies.append(opening[r.group] + tokenizer.decode(text))
             if not stopped:
                 r.finish_reason = "length"
             sampled[i] += sample.ids

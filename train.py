@@ -83,7 +83,8 @@ def train(run: SimpleNamespace) -> None:
     torch.manual_seed(cfg.train.seed)       # nothing should need it: every draw has a stream of its own
     device = torch.device("cuda" if cfg.model.device != "cpu" and torch.cuda.is_available() else "cpu")
     warm = run.folder / "warm_start"        # the model after the supervised steps so far: what RL starts from
-    model, tokenizer = policy.load(str(run.checkpoint or (warm if warm.exists() else cfg.model.name)))
+    model, tokenizer = policy.load(str(run.checkpoint or (warm if warm.exists() else cfg.model.name)),
+                                   cfg.model.chat_template_kwargs)
     model.to(device)
     if cfg.model.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
