@@ -42,7 +42,7 @@ BENCHMARKS = {
     "rlla": ("rlla", {"data": "rlla/test.parquet"}, "test", "RLLA-4K's test split, 80"),
     "rlla_tiny": ("rlla", {"data": "tiny"}, "test", "100 held-out rows made from data/tools.json"),
     "apibank": ("apibank", {}, "test", "API-Bank v1 to v3: apibank.judge=execution apibank.root=FOLDER for the paper's judge"),
-    "agentdojo": ("agentdojo", {}, "test", "AgentDojo, the published 411 cases"),
+    "agentdojo": ("agentdojo", {"max_calls": 1, "max_tool_chars": 2048}, "test", "AgentDojo, the published 411 cases"),
 }
 HUB = {"leetcode": "newfacade/LeetCodeDataset"}     # where the file above is not here
 
@@ -174,7 +174,7 @@ def model_writer(args: argparse.Namespace, cfg: SimpleNamespace, temperature: fl
     torch.set_num_threads(cfg.train.threads or code.cores())
     device = torch.device("cuda" if cfg.model.device != "cpu" and torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if (cfg.sampler.dtype == "auto" and bf16_pays(device)) or cfg.sampler.dtype == "bfloat16" else None
-    model, tokenizer = policy.load(args.model)
+    model, tokenizer = policy.load(args.model, cfg.model.chat_template_kwargs)
     model = policy.cast(model, dtype or torch.float32).to(device)
     sampler = TransformersSampler(model, policy.end_ids(model, tokenizer), torch.float32, cfg.sampler.batch_size)
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
@@ -189,7 +189,8 @@ def model_writer(args: argparse.Namespace, cfg: SimpleNamespace, temperature: fl
                 return [replay(env, tasks[0][1], 0, [""]) for _ in range(n)]
             return [r for pair in tasks for r in write(env, [pair], n)]
         return collect(env, sampler, tokenizer, encoded, n, seeds=[stream(cfg.train.seed, i) for i, _ in tasks],
-                       max_new_tokens=min(args.max_new_tokens, room), temperature=temperature, max_tokens=context)
+                       max_new_tokens=min(args.max_new_tokens, room), temperature=temperature, max_tokens=context,
+                       max_response_tokens=cfg.sampler.max_response_tokens)
     return write
 
 

@@ -106,7 +106,7 @@ class AgentDojo:
     def __init__(self, version: str = "v1.2.2", suites: Sequence[str] | None = None,
                  attacks: Sequence[str] = ("important_instructions", "tool_knowledge"), model_name: str = "local",
                  max_turns: int = 8, malformed: str = "zero", exclude: Sequence[str] = (), max_calls: int = 0,
-                 max_tool_chars: int = 32768):
+                 max_tool_chars: int = 8192):
         """version: of the benchmark. suites: some of workspace, travel, banking, slack; None for all. attacks: names in
         AgentDojo's registry, () for clean tasks alone. model_name: decides what attacks call the victim ("local": "Local
         model"). max_turns: replies in an episode; calls of the last are not run. malformed: "zero", a tool call that cannot be
@@ -233,7 +233,7 @@ class AgentDojo:
     def transcript(self, e: Episode) -> str:
         """The episode as an HTML page, the injection marked where it stands in a tool's output."""
         (score,) = self.score([e])
-        facts = score.rewards | score.metrics | ({"error": score.error} if score.error else {})
+        facts = score.metrics | {"rewards": score.error or ", ".join(f"{k} {v:g}" for k, v in score.rewards.items())}
         rows = "".join(f"<tr><th>{html.escape(str(k))}<td>{html.escape(str(v))}" for k, v in facts.items())
         goal = f"<p>The attacker's goal: {html.escape(e.case.injection.GOAL)}" if e.case.injection else ""
         turns = "".join(f'<section class="{role}"><h2>{role}</h2><pre>'

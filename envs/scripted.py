@@ -15,12 +15,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from scipy.stats import binomtest
+
 from envs import Task
 from envs.agentdojo import AgentDojo
 from envs.hermes import CLOSE, OPEN
 from rollout import Rollout, collect, encode, score
 from sampler import Sample
-from stats import wilson
 
 END = 0x10FFFF      # the last code point, which is no character: the end token
 
@@ -174,16 +175,16 @@ def table(rows: list[dict[str, float | None]], suites: list[str]) -> str:
     def values(name: str) -> list[float]:
         return [row[name] for row in rows if row.get(name) is not None]
 
-    lines = [f"{'':29}{'count':>9}{'share':>7}{'95 %':>14}  " + "".join(f"{s:>11}" for s in suites)]
+    lines = [f"{'':31}{'count':>9}{'share':>7}{'95 %':>14}  " + "".join(f"{s:>11}" for s in suites)]
     for name in [name for name in rows[0] if " / " not in name] if rows else []:
         all_, parts = values(name), [values(f"{name} / {s}") for s in suites]
         if not all_:
             continue
         if f"{name} / {suites[0]}" in rows[0]:
-            low, high = wilson(sum(all_), len(all_))
+            low, high = binomtest(round(sum(all_)), len(all_)).proportion_ci(0.95, "wilson")
             count, interval = f"{sum(all_):.0f}/{len(all_)}", f"{low:.3f}-{high:.3f}"
-            lines.append(f"{name:29}{count:>9}{sum(all_) / len(all_):7.3f}{interval:>14}  " + "".join(
+            lines.append(f"{name:31}{count:>9}{sum(all_) / len(all_):7.3f}{interval:>14}  " + "".join(
                              f"{sum(p) / len(p):11.3f}" if p else f"{'-':>11}" for p in parts))
         else:
-            lines.append(f"{name.replace('_', ' ') + ' (mean)':29}{'':9}{sum(all_) / len(all_):7.2f}")
+            lines.append(f"{name.replace('_', ' ') + ' (mean)':31}{'':9}{sum(all_) / len(all_):7.2f}")
     return "\n".join(lines)
