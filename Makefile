@@ -23,9 +23,10 @@ setup: .venv/.ready
 train: setup
 	$(BIN)/python train.py --config config.toml $(ARGS)
 
-# The trainers that the README's recipes are for, so that the tests run the recipes in them; where one can't be had, its
-# test is skipped and says so.
+# AgentDojo, and the trainers that the README's recipes are for, so that the tests run with them; where one can't be had, its
+# tests are skipped and say so.
 .venv/.hosts: .venv/.ready
+	$(BIN)/pip install --quiet --editable '.[dev,agents]' || echo "no agentdojo here: its tests are skipped"
 	$(BIN)/pip install --quiet --editable '.[dev,hosts]' || echo "not all trainers of the recipes can be installed here"
 	$(BIN)/pip install --quiet --no-deps verl==0.9.1 || echo "no verl here: its test is skipped"
 	$(BIN)/pip install --quiet --no-deps openrlhf==0.11.2 || echo "no OpenRLHF here: its test is skipped"

@@ -211,7 +211,7 @@ def sample(job: SimpleNamespace, file: Path, write, n: int, size: int) -> None:
                          for k, r in enumerate(rollouts) if (r.task.id, k % n) not in done]
                 with open(file, "a", encoding="utf-8") as f:
                     f.write("".join(lines))
-                transcripts(job.env, rollouts, file.parent)
+                transcripts(job.env, rollouts, n, file.parent)
             bar.update(len(batch) * n)
 
 
@@ -232,13 +232,13 @@ def record(env, r: Rollout, number: int) -> dict:
             "metrics": r.score.metrics if r.score else {}, "error": r.error}
 
 
-def transcripts(env, rollouts: list[Rollout], folder: Path) -> None:
-    """One file an episode, for people, where the environment writes such."""
+def transcripts(env, rollouts: list[Rollout], n: int, folder: Path) -> None:
+    """One file an episode, for people, where the environment writes such; n of each task, one after the other."""
     if hasattr(env, "transcript"):
         (folder / "transcripts").mkdir(exist_ok=True)
-        for r in rollouts:
+        for k, r in enumerate(rollouts):
             if r.episode is not None:
-                name = "".join(c if c.isalnum() or c in "-_." else "_" for c in r.task.id)
+                name = "".join(c if c.isalnum() or c in "-_." else "_" for c in r.task.id) + (f"-{k % n}" if n > 1 else "")
                 with contextlib.suppress(Exception):        # a transcript is worth no verdict
                     replace(folder / "transcripts" / (name + env.transcript_suffix), env.transcript(r.episode))
 

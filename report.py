@@ -108,19 +108,23 @@ def table(runs: dict[str, dict[str, dict]]) -> str:
         rows = {name: run[benchmark] for name, run in runs.items() if benchmark in run}
         columns = list(dict.fromkeys(m for s in rows.values() for m in s["measures"]))
         sizes = ", ".join(sorted({str(s["tasks"]) for s in rows.values()}))
-        lines = [f"**{benchmark}** ({sizes} tasks; percent, 95 % intervals; of Efficiency the spread of its rounds)", "",
-                 f"| model | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+        grid = [["model", *columns]]
         base = next(iter(rows))
         for name, summary in rows.items():
-            cells = [cell(summary["measures"][c]) if c in summary["measures"] else "" for c in columns]
-            lines.append(f"| {name} | {' | '.join(cells)} |")
+            grid.append([name, *(cell(summary["measures"][c]) if c in summary["measures"] else "" for c in columns)])
             if name != base:
                 cells = []
                 for c in columns:
                     both = [rows[x]["per_task"].get(c) for x in (base, name)]
                     d = paired(*both) if all(both) else None
                     cells.append(f"{100 * d['difference']:+.2f} (p = {d['p']:.2g})" if d and d["n"] else "")
-                lines.append(f"| {name} - {base} | {' | '.join(cells)} |")
+                grid.append([f"{name} - {base}", *cells])
+        if len(columns) > 12:                               # many measures: one a line
+            grid = [["measure", *grid[0][1:]], *grid[1:]]
+            grid = list(zip(*grid))
+        lines = [f"**{benchmark}** ({sizes} tasks; percent, 95 % intervals; of Efficiency the spread of its rounds)", "",
+                 *(f"| {' | '.join(row)} |" for row in grid)]
+        lines.insert(3, "|---" * len(grid[0]) + "|")
         lines += [f"\n{s['errors']} of {s['samples']} samples of {name} have no score and are left out"
                   for name, s in rows.items() if s["errors"]]
         blocks.append("\n".join(lines))

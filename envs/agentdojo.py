@@ -138,7 +138,7 @@ class AgentDojo:
         self.tools = {name: [{"type": "function", "function": {"name": f.name, "description": f.description,
                                                               "parameters": f.parameters.model_json_schema()}}
                              for f in suite.tools] for name, suite in self.suites.items()}
-        self.build = functools.lru_cache(maxsize=256)(self._build)      # of one step's tasks, and then some
+        self.build = functools.lru_cache(maxsize=64)(self._build)       # rollouts of a task start together
         self.notes = {"agentdojo": f"{importlib.metadata.version('agentdojo')}, benchmark {version}"}
 
     def tasks(self, split: str) -> list[Task]:
