@@ -74,7 +74,7 @@ def test_suites_attacks_and_tasks_can_be_left_out():
 
 @pytest.mark.parametrize("overrides, words", [
     (['env.suites=["bankin"]'], ["env.suites", "'bankin'", "banking"]),
-    (["env.suites=banking"], ["env.suites", "list", "'banking'"]),
+    (["env.suites=banking"], ["env.suites", "list", "'banking'"]), (["env.attacks=1"], ["env.attacks", "list"]),
     (['env.attacks=["important"]'], ["env.attacks", "important_instructions"]),
     (['env.exclude=["banking:user_task_99"]'], ["env.exclude", "banking:user_task_99"]),
     (["env.malformed=maybe"], ["env.malformed", "error reply"]), (["env.version=v9"], ["env.version", "v1.2.2"]),
