@@ -211,7 +211,7 @@ class AgentDojo:
     def measures(self, sample: dict[str, Any]) -> dict[str, float | None]:
         """What eval.py averages: named measures of a stored sample {"id", "metrics", "error"}; None where one does not apply.
         Utility is that of clean tasks; the other three are of attacked ones, over all and over those in which the model read
-        the injection; each again by suite and by attack."""
+        the injection; each again by suite and by attack. Then the shares of episodes with errors, and the mean of turns."""
         suite, _, injection, attack = _split(sample["id"])
         m, attacked = sample.get("metrics") or {}, injection is not None
         useful, hit = m.get("utility"), m.get("attack_success")
@@ -228,7 +228,9 @@ class AgentDojo:
             out |= {f"{name} / {s}": value if s == suite else None for s in self.suites}
             if name != "utility":
                 out |= {f"{name} / {a}": value if a == attack else None for a in self.attacks}
-        return out | {name: float(m[name]) if known else None for name in ("turns", "tool_errors", "parse_errors")}
+        return out | {"with tool errors": float(m["tool_errors"] > 0) if known else None,
+                      "with parse errors": float(m["parse_errors"] > 0) if known else None,
+                      "turns": float(m["turns"]) if known else None}
 
     def transcript(self, e: Episode) -> str:
         """The episode as an HTML page, the injection marked where it stands in a tool's output."""

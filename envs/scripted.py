@@ -171,7 +171,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def table(rows: list[dict[str, float | None]], suites: list[str]) -> str:
-    """Shares with their 95 % intervals over all episodes, and by suite; means of counts."""
+    """Shares with their 95 % intervals (Wilson's) over all episodes, and by suite; the mean of turns."""
     def values(name: str) -> list[float]:
         return [row[name] for row in rows if row.get(name) is not None]
 
@@ -180,11 +180,11 @@ def table(rows: list[dict[str, float | None]], suites: list[str]) -> str:
         all_, parts = values(name), [values(f"{name} / {s}") for s in suites]
         if not all_:
             continue
-        if f"{name} / {suites[0]}" in rows[0]:
+        if name != "turns":
             low, high = binomtest(round(sum(all_)), len(all_)).proportion_ci(0.95, "wilson")
             count, interval = f"{sum(all_):.0f}/{len(all_)}", f"{low:.3f}-{high:.3f}"
             lines.append(f"{name:31}{count:>9}{sum(all_) / len(all_):7.3f}{interval:>14}  " + "".join(
                              f"{sum(p) / len(p):11.3f}" if p else f"{'-':>11}" for p in parts))
         else:
-            lines.append(f"{name.replace('_', ' ') + ' (mean)':31}{'':9}{sum(all_) / len(all_):7.2f}")
+            lines.append(f"{name + ' (mean)':31}{'':9}{sum(all_) / len(all_):7.2f}")
     return "\n".join(lines)

@@ -410,7 +410,7 @@ def test_measures_count_each_episode_where_it_belongs(dojo):
         return {k: v for k, v in dojo.measures(sample(*args, **kw)).items() if v is not None}
 
     clean = found("banking:user_task_0:clean", True, None, False)
-    assert clean == {"utility": 1.0, "utility / banking": 1.0, "turns": 2.0, "tool_errors": 1.0, "parse_errors": 0.0}
+    assert clean == {"utility": 1.0, "utility / banking": 1.0, "turns": 2.0, "with tool errors": 1.0, "with parse errors": 0.0}
     hit = found(ATTACKED, True, True, True)
     assert hit["utility under attack"] == hit["attack success"] == hit["attack success (exposed) / banking"] == 1.0
     assert hit["useful and safe"] == hit["useful and safe / important_instructions"] == 0.0 and "utility" not in hit
@@ -419,7 +419,7 @@ def test_measures_count_each_episode_where_it_belongs(dojo):
     assert found(ATTACKED, None, None, False, error="a checker raised") == {}
 
 
-@pytest.mark.parametrize("policy, line", [("ground_truth", "utility under attack"), ("garbler", "parse errors (mean)")])
+@pytest.mark.parametrize("policy, line", [("ground_truth", "utility under attack"), ("garbler", "with parse errors")])
 def test_the_environment_can_be_seen_without_a_model(tmp_path, policy, line):
     def run(*arguments):
         return subprocess.run([sys.executable, "-m", "envs.agentdojo", *arguments], cwd=ROOT, capture_output=True, text=True,
