@@ -19,14 +19,20 @@ DEFAULTS = Path(__file__).with_name("config.toml")
 ALLOWED: dict[str, tuple | list] = {
     "model.dtype": ("auto", "bfloat16", "float32"),
     "model.device": ("auto", "cpu", "cuda"),
-    "sampler.engine": ("auto", "transformers"),
+    "sampler.engine": ("auto", "transformers", "vllm"),
     "sampler.dtype": ("auto", "bfloat16", "float32"),
     "sampler.max_new_tokens": [1, None],
     "sampler.max_response_tokens": [0, None],
     "sampler.max_prompt_tokens": [1, None],
     "sampler.temperature": [0.01, 100.0],
+    "sampler.top_p": (1.0,),
+    "sampler.top_k": (0,),
     "sampler.batch_size": [1, None],
     "sampler.max_logprob_diff": [0.0, None],
+    "sampler.max_sync_diff_float32": [0.0, None],
+    "sampler.max_sync_diff_bfloat16": [0.0, None],
+    "sampler.kv_cache_gb": [0.001, None],
+    "sampler.gpu_memory_utilization": [0.01, 1.0],
     "env.max_errors": [0.0, 1.0],
     "env.timeout": [0.01, None],
     "env.memory_mb": [16, None],
@@ -64,7 +70,10 @@ ALLOWED: dict[str, tuple | list] = {
     "eval.limit": [0, None],
     "log.smoothing": [0.0, 0.999],
 }
-WHY = {"train.group_size": "a group needs at least 2 rollouts: one rollout has no group to be compared with"}
+CUT = ("a sampler that leaves out improbable tokens draws from another distribution than the one whose log-probabilities are "
+       "trained, so the gradient would be biased; sampler.temperature is the same on both sides")
+WHY = {"train.group_size": "a group needs at least 2 rollouts: one rollout has no group to be compared with",
+       "sampler.top_p": CUT, "sampler.top_k": CUT}
 
 
 class ConfigError(ValueError):
@@ -169,15 +178,14 @@ def _check(source: str, section: str, key: str, value: Any, defaults: dict) -> A
         raise ConfigError(f"{source}: unknown key {key!r} in section [{section}]"
                           f"{_nearest(key, defaults[section])}; [{section}] takes {', '.join(defaults[section])}")
     value = _typed(f"{source}: {section}", key, value, defaults[section][key])
-    allowed = ALLOWED.get(name)
+    allowed, why = ALLOWED.get(name), f" ({WHY[name]})" if name in WHY else ""
     if isinstance(allowed, tuple) and value not in allowed:
         raise ConfigError(f"{source}: {name} = {value!r}{_nearest(str(value), allowed)}; allowed are "
-                          f"{', '.join(map(str, allowed))}")
+                          f"{', '.join(map(str, allowed))}{why}")
     if isinstance(allowed, list):
         low, high = allowed
         if not math.isfinite(value) or not ((low is None or value >= low) and (high is None or value <= high)):
             bounds = " and ".join([f"at least {low}"] * (low is not None) + [f"at most {high}"] * (high is not None))
-            why = f" ({WHY[name]})" if name in WHY else ""
             raise ConfigError(f"{source}: {name} = {value!r} is out of range: it must be {bounds}{why}")
     return value
 

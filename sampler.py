@@ -1,4 +1,4 @@
-"""Token-in, token-out generation with the transformers engine.
+"""Token-in, token-out generation: the transformers engine, and the choice between it and vLLM (sampler_vllm.py).
 
 `generate` takes prompts as token ids and returns the sampled ids untouched, with the log-probability of each under the
 distribution it was drawn from. Nothing is ever decoded and tokenised again. Masks come from lengths, never from token
@@ -11,13 +11,16 @@ multiplies them natively.
 
 import copy
 import hashlib
+import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -40,8 +43,96 @@ def bf16_pays(device: torch.device) -> bool:
     return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
+class SamplerError(RuntimeError):
+    """The engine cannot start, or does not sample from the model's weights; the message says why and what to do."""
+
+
+def choose(engine: str, device: str) -> tuple[str, str]:
+    """The engine that samples, "vllm" or "transformers", and why; before anything is loaded. device: "cpu", "cuda" or "auto".
+
+    engine "auto" is vLLM on a GPU where it is installed and imports, and transformers on a CPU: there it is the faster of the
+    two (README, from tests/bench_sampler.py), so vLLM is not even imported. Raises ValueError that says what mends it if
+    engine is "vllm" and vLLM does not run here.
+    """
+    device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
+    if engine == "transformers":
+        return engine, "as sampler.engine says"
+    problem = ""
+    if importlib.util.find_spec("vllm") is None:
+        problem = "vLLM is not installed (make train-vllm installs it)"
+    elif sys.modules.get("torchvision", 0) is None:
+        problem = ("vLLM is broken, since the torchvision beside it does not import with this torch "
+                   "(pip uninstall -y torchvision torchaudio torchcodec mends it: vLLM needs none of them)")
+    elif engine == "auto" and device == "cpu":
+        problem = "on a CPU it is faster than vLLM"
+    else:
+        try:
+            from vllm.platforms import current_platform
+
+            import sampler_vllm  # noqa: F401
+            if current_platform.device_type != device:
+                problem = (f"the vLLM that is installed is for {current_platform.device_type or 'another kind of device'}, the "
+                           f"model is on {device} (make train-vllm installs the one for this machine)")
+        except Exception as e:      # a broken installation raises whatever it likes
+            why = (str(e).strip().splitlines() or [""])[0]
+            problem = f"vLLM is broken, it does not import: {type(e).__name__}: {why} (make train-vllm installs it anew)"
+    if problem and engine == "vllm":
+        raise ValueError(f"sampler.engine = 'vllm': {problem}; sampler.engine=transformers does without it")
+    return ("transformers", problem) if problem else ("vllm", f"as sampler.engine = {engine!r} says")
+
+
+def make(cfg: SimpleNamespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str):
+    """(the sampler, a sentence that says which it is and why). folder: where the model was loaded from. cfg.sampler.engine
+    becomes "vllm" or "transformers". Raises ValueError as `choose`, SamplerError if vLLM is asked for and cannot start."""
+    engine, why = choose(cfg.sampler.engine, model.device.type)
+    end_ids, dtype = policy.end_ids(model, tokenizer), getattr(torch, cfg.sampler.dtype)
+    if engine == "vllm":
+        from sampler_vllm import VLLMSampler
+
+        try:
+            sampler = VLLMSampler(folder, end_ids, dtype, model.device, probe(tokenizer), cfg.sampler)
+        except SamplerError as e:
+            if cfg.sampler.engine == "vllm":
+                raise
+            engine, why = "transformers", str(e).splitlines()[0]
+    if engine == "transformers":
+        sampler = TransformersSampler(model, end_ids, dtype, cfg.sampler.batch_size)
+    cfg.sampler.engine = engine
+    return sampler, f"{engine}: {why}"
+
+
+def probe(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The prompt of the self-check: natural text of some 400 tokens, more than two blocks of vLLM's prefix cache."""
+    return tokenizer(f"{__doc__}{policy.__doc__}{policy.log_probs.__doc__}", add_special_tokens=False)["input_ids"]
+
+
+def sync(sampler, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: SimpleNamespace) -> dict[str, float]:
+    """Brings the model's weights to the sampler, then compares log-probabilities on a few sampled tokens.
+
+    Returns sync_diff/mean and sync_diff/max, |sampler - trainer| in nats. Raises SamplerError if the mean is beyond what
+    rounding does (sampler.max_sync_diff_*: by the coarser of the two dtypes). That finds wrong weights; weights that are
+    merely old differ by less after a small update, which is why VLLMSampler.sync has exact checks of its own.
+    """
+    sampler.sync(model)
+    prompt, temperature = probe(tokenizer)[: sampler.context - 8], cfg.sampler.temperature
+    samples = sampler.generate([prompt], 4, max_new_tokens=8, temperature=temperature, seeds=[cfg.train.seed])[0]
+    with torch.no_grad(), torch.autocast(model.device.type, torch.bfloat16, enabled=cfg.model.dtype == "bfloat16"):
+        ours = policy.log_probs(model, prompt, [s.ids for s in samples], temperature=temperature,
+                                share_prompt=cfg.model.share_prompt)
+    difference = (ours.cpu() - torch.tensor([lp for s in samples for lp in s.log_probs])).abs()
+    dtype = "bfloat16" if "bfloat16" in (cfg.model.dtype, cfg.sampler.dtype) else "float32"
+    limit = getattr(cfg.sampler, f"max_sync_diff_{dtype}")
+    if not difference.mean() <= limit:
+        raise SamplerError(f"after the sync of the weights the sampler's log-probabilities differ from the trainer's by "
+                           f"{difference.mean():.4f} nats on average, more than rounding in {dtype} explains "
+                           f"(sampler.max_sync_diff_{dtype} = {limit}): it does not sample from the model that is trained. "
+                           "Try sampler.engine=transformers, model.share_prompt=false")
+    return {"sync_diff/mean": difference.mean().item(), "sync_diff/max": difference.max().item()}
+
+
 class TransformersSampler:
     """generate(prompts, n, ...) -> [len(prompts)][n] samples; sync(model): from here on samples come from these weights.
+    sleep() does nothing: what a GPU holds is the model. `context`: how many tokens prompt and reply may have together.
 
     dtype: float32 samples from the training model itself; another dtype keeps a copy that `sync` refreshes.
     """
@@ -52,6 +143,10 @@ class TransformersSampler:
             self.model = policy.cast(copy.deepcopy(model), dtype)
         if policy.full_attention(model):
             self.model.set_attn_implementation("folded")
+        self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
+
+    def sleep(self) -> None:
+        pass
 
     @torch.no_grad()
     def sync(self, model: PreTrainedModel) -> None:

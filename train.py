@@ -40,7 +40,7 @@ import policy
 import prepare
 from logs import RunFolder, comparison, line, read_jsonl, replace
 from rollout import Rollout, closing, collect, encode, opens_thinking, score
-from sampler import TransformersSampler, bf16_pays, stream
+from sampler import SamplerError, bf16_pays, make, stream, sync
 
 
 class RunError(RuntimeError):
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"error: {e}", file=sys.stderr)
             return 2
         train(run)
-    except RunError as e:
+    except (RunError, SamplerError) as e:
         print(f"error: {e}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -83,20 +83,18 @@ def train(run: SimpleNamespace) -> None:
     torch.manual_seed(cfg.train.seed)       # nothing should need it: every draw has a stream of its own
     device = torch.device("cuda" if cfg.model.device != "cpu" and torch.cuda.is_available() else "cpu")
     warm = run.folder / "warm_start"        # the model after the supervised steps so far: what RL starts from
-    model, tokenizer = policy.load(str(run.checkpoint or (warm if warm.exists() else cfg.model.name)),
-                                   cfg.model.chat_template_kwargs)
+    source = policy.source(str(run.checkpoint or (warm if warm.exists() else cfg.model.name)))
+    model, tokenizer = policy.load(source, cfg.model.chat_template_kwargs)
     model.to(device)
     if cfg.model.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     native = "bfloat16" if bf16_pays(device) else "float32"
     cfg.model.dtype, cfg.sampler.dtype = (native if x == "auto" else x for x in (cfg.model.dtype, cfg.sampler.dtype))
     cfg.model.share_prompt = cfg.model.share_prompt and policy.full_attention(model)
-    sampler = TransformersSampler(model, policy.end_ids(model, tokenizer), getattr(torch, cfg.sampler.dtype),
-                                  cfg.sampler.batch_size)
+    sampler, engine = make(cfg, model, tokenizer, source)
     optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.train.learning_rate, fused=True,
                                   betas=(cfg.train.beta1, cfg.train.beta2), weight_decay=cfg.train.weight_decay)
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
-    limit = min(cfg.sampler.max_prompt_tokens, context - cfg.sampler.max_new_tokens)
+    limit = min(cfg.sampler.max_prompt_tokens, sampler.context - cfg.sampler.max_new_tokens)
     tasks = fitting(run.tasks, tokenizer, limit, "training")
     eval_tasks = fitting(run.eval_tasks[: cfg.eval.limit or None], tokenizer, limit, "evaluation") if run.eval_tasks else []
     state = {"step": 0, "cursor": 0, "skipped": 0, "skipped_in_a_row": 0}
@@ -115,13 +113,14 @@ def train(run: SimpleNamespace) -> None:
         replace(run.folder / "environment.json", json.dumps(notes, indent=1, default=str))
     if cfg.train.warm_start_steps and not run.checkpoint:
         warm_start(run, model, tokenizer, optimizer, [pair for pair in tasks if env.reference(pair[0])], logs)
-        sampler.sync(model)
+    difference = sync(sampler, model, tokenizer, cfg)["sync_diff/mean"]
+    print(f"sampling with {engine}; its log-probabilities are {difference:.1e} nats from the trainer's", flush=True)
     reference = None
     if cfg.algo.kl > 0:
         start = str(warm) if cfg.train.warm_start_steps else cfg.model.name
         reference = policy.cast(policy.load(start)[0], getattr(torch, cfg.model.dtype)).to(device)
     if eval_tasks and not read_jsonl(run.folder / "eval.jsonl"):
-        evaluate(run, sampler, tokenizer, eval_tasks, context, logs, 0)
+        evaluate(run, sampler, tokenizer, eval_tasks, logs, 0)
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
     bar = tqdm(total=cfg.train.steps, initial=state["step"], desc="steps", unit="step", disable=None, dynamic_ncols=True)
@@ -134,8 +133,9 @@ def train(run: SimpleNamespace) -> None:
             rollouts = collect(env, sampler, tokenizer, chosen, cfg.train.group_size,
                                seeds=[stream(cfg.train.seed, step, i) for i in range(len(chosen))],
                                max_new_tokens=cfg.sampler.max_new_tokens, temperature=cfg.sampler.temperature,
-                               max_tokens=context, max_response_tokens=cfg.sampler.max_response_tokens,
+                               max_tokens=sampler.context, max_response_tokens=cfg.sampler.max_response_tokens,
                                progress=samples.update)
+        sampler.sleep()
         seconds = {"time/sample": lap()}
 
         # score
@@ -152,7 +152,7 @@ def train(run: SimpleNamespace) -> None:
         seconds["time/update"] = lap()
 
         # sync
-        sampler.sync(model)
+        metrics |= sync(sampler, model, tokenizer, cfg)
         seconds["time/sync"] = lap()
 
         # log
@@ -169,7 +169,7 @@ def train(run: SimpleNamespace) -> None:
         # evaluate, save
         last = step == cfg.train.steps
         if eval_tasks and (last or (cfg.eval.every and step % cfg.eval.every == 0)):
-            evaluate(run, sampler, tokenizer, eval_tasks, context, logs, step)
+            evaluate(run, sampler, tokenizer, eval_tasks, logs, step)
         if last or (cfg.train.save_every and step % cfg.train.save_every == 0):
             logs.plot(env.reward_names)     # before the checkpoint: a kill in between draws it again
             save_checkpoint(run.folder, model, tokenizer, optimizer, state, cfg.train.keep_checkpoints)
@@ -405,12 +405,12 @@ def kl_k3(log_p: Tensor, reference: Tensor) -> Tensor:
     return log_r.exp() - 1 - log_r
 
 
-def evaluate(run: SimpleNamespace, sampler, tokenizer, tasks: list, context: int, logs: RunFolder, step: int) -> None:
+def evaluate(run: SimpleNamespace, sampler, tokenizer, tasks: list, logs: RunFolder, step: int) -> None:
     """One greedy reply to every held-out task; a row in eval.jsonl."""
     cfg, start = run.cfg, time.perf_counter()
     with tqdm(total=len(tasks), desc="evaluation", leave=False, disable=None) as bar:
         rollouts = collect(run.env, sampler, tokenizer, tasks, 1, seeds=[0] * len(tasks), temperature=0.0,
-                           max_new_tokens=cfg.sampler.max_new_tokens, max_tokens=context,
+                           max_new_tokens=cfg.sampler.max_new_tokens, max_tokens=sampler.context,
                            max_response_tokens=cfg.sampler.max_response_tokens, progress=bar.update)
     score(run.env, rollouts)
     scored = [r for r in rollouts if r.error is None]
