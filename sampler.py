@@ -102,7 +102,7 @@ def make(cfg: SimpleNamespace, model: PreTrainedModel, tokenizer: PreTrainedToke
 
 
 def probe(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The prompt of the self-check: natural text of some 400 tokens, more than two blocks of vLLM's prefix cache."""
+    """The prompt of the self-checks: natural text of some 400 tokens, more than two blocks of vLLM's prefix cache."""
     return tokenizer(f"{__doc__}{policy.__doc__}{policy.log_probs.__doc__}", add_special_tokens=False)["input_ids"]
 
 
@@ -114,8 +114,8 @@ def sync(sampler, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cf
     merely old differ by less after a small update, which is why VLLMSampler.sync has exact checks of its own.
     """
     sampler.sync(model)
-    prompt, temperature = probe(tokenizer)[: sampler.context - 8], cfg.sampler.temperature
-    samples = sampler.generate([prompt], 4, max_new_tokens=8, temperature=temperature, seeds=[cfg.train.seed])[0]
+    prompt, temperature = probe(tokenizer)[: min(64, sampler.context - 4)], cfg.sampler.temperature
+    samples = sampler.generate([prompt], 4, max_new_tokens=4, temperature=temperature, seeds=[cfg.train.seed])[0]
     with torch.no_grad(), torch.autocast(model.device.type, torch.bfloat16, enabled=cfg.model.dtype == "bfloat16"):
         ours = policy.log_probs(model, prompt, [s.ids for s in samples], temperature=temperature,
                                 share_prompt=cfg.model.share_prompt)

@@ -34,7 +34,7 @@ class VLLMSampler:
     sleep(): gives a GPU's memory back until the next sync.
 
     folder: the model in Hugging Face format, or its name on the hub; its weights only serve until the first sync. cfg: the
-    [sampler] section. probe: a prompt, longer than two blocks of the prefix cache (of 16 tokens on a GPU, 128 on a CPU).
+    [sampler] section. probe: a prompt, longer than two blocks of the prefix cache.
     `context` is how many tokens a prompt and its reply may have together: the model's context, or what fits into the cache.
     Raises SamplerError if vLLM cannot start.
     """
@@ -64,7 +64,8 @@ class VLLMSampler:
         heads = [m for m in self.model.modules() if isinstance(m, VocabParallelEmbedding)]
         self.heads = [m for m in heads if isinstance(m, ParallelLMHead)] or heads       # some models use the embedding itself
         self.context = self.llm.model_config.max_model_len
-        self.probe = probe[: self.context - 1]
+        block = self.engine.vllm_config.cache_config.block_size                          # tokens: 128 on a CPU, 16 on a GPU
+        self.probe = probe[: min(2 * block + 1, self.context - 1)]
 
     def generate(self, prompts: list[list[int]], n: int, *, max_new_tokens: int, temperature: float,
                  seeds: list[int], progress: Callable[[int], object] = lambda done: None) -> list[list[Sample]]:

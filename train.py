@@ -30,6 +30,8 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")     # before torch: threads that spin starve each other on shared cores
+
 import torch
 from torch import Tensor
 from tqdm import tqdm

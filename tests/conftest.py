@@ -1,6 +1,7 @@
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")      # threads that spin starve each other on shared cores
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")     # a name that is not here should fail at once, network or not
 
