@@ -34,7 +34,7 @@ class VLLMSampler:
     sleep(): gives a GPU's memory back until the next sync.
 
     folder: the model in Hugging Face format, or its name on the hub; its weights only serve until the first sync. cfg: the
-    [sampler] section. probe: a prompt, longer than two blocks of the prefix cache.
+    [sampler] section. probe: a prompt, longer than two blocks of the prefix cache. A GPU engine sleeps until the first sync.
     `context` is how many tokens a prompt and its reply may have together: the model's context, or what fits into the cache.
     Raises SamplerError if vLLM cannot start.
     """
@@ -66,6 +66,7 @@ class VLLMSampler:
         self.context = self.llm.model_config.max_model_len
         block = self.engine.vllm_config.cache_config.block_size                          # tokens: 128 on a CPU, 16 on a GPU
         self.probe = probe[: min(2 * block + 1, self.context - 1)]
+        self.sleep()
 
     def generate(self, prompts: list[list[int]], n: int, *, max_new_tokens: int, temperature: float,
                  seeds: list[int], progress: Callable[[int], object] = lambda done: None) -> list[list[Sample]]:
