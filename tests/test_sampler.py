@@ -1,7 +1,15 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 import torch
 
+import config
 import policy
-from sampler import TransformersSampler, _draw, stream
+import train
+from sampler import SamplerError, TransformersSampler, _draw, choose, stream, sync
 
 PROMPTS = [[11, 500, 3, 42, 7, 9, 100, 200], [5], [1000, 2, 77]]
 
@@ -106,3 +114,76 @@ def test_progress_counts_every_sample_once(tiny):
     sampler_of(tiny, set(range(0, 49152, 3))).generate(PROMPTS, 5, max_new_tokens=6, temperature=1.0, seeds=[0, 1, 2],
                                                        progress=done.append)
     assert sum(done) == 15
+
+
+# ---- which engine, and the self-check ------------------------------------------------------------------------------------
+
+
+def broken(folder, **packages):
+    """A folder for PYTHONPATH whose packages fail to import, each with its own line."""
+    for name, line in packages.items():
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text(f"{line}\n")
+    return os.environ | {"PYTHONPATH": str(folder), "CI": "1"}
+
+
+@pytest.mark.parametrize("packages, words", [
+    ({"vllm": "", "torchvision": "raise RuntimeError('operator torchvision::nms does not exist')"},
+     ["torchvision", "pip uninstall -y torchvision torchaudio torchcodec"]),
+    ({"vllm": "raise ImportError('libcudart.so.13: cannot open shared object file')"}, ["libcudart.so.13", "make train-vllm"]),
+])
+def test_a_broken_vllm_stops_a_run_that_asks_for_it_and_no_other(tmp_path, tiny_folder, packages, words):
+    env = broken(tmp_path, **packages)
+
+    def run(engine):
+        return subprocess.run(
+            [sys.executable, "train.py", f"log.dir={tmp_path}/runs", "log.name=a", f"model.name={tiny_folder}", "train.steps=1",
+             "env.name=tests.toy:Toy", "train.prompts_per_step=1", "train.group_size=2", "sampler.max_new_tokens=4",
+             f"sampler.engine={engine}"], cwd=Path(train.__file__).parent, env=env, capture_output=True, text=True)
+
+    asked = run("vllm")
+    assert asked.returncode == 2 and len(asked.stderr.strip().splitlines()) == 1, asked.stderr
+    assert all(word in asked.stderr for word in ["sampler.engine = 'vllm'", "sampler.engine=transformers", *words])
+    assert not (tmp_path / "runs").exists()
+    free = run("auto")
+    assert free.returncode == 0, free.stderr
+    (line,) = [text for text in free.stdout.splitlines() if text.startswith("sampling with ")]
+    assert "transformers" in line and ("torchvision" in line or "faster than vLLM" in line)
+
+
+def test_without_vllm_a_run_says_so(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.setattr(policy, "load", lambda *a: pytest.fail("a model was loaded"))
+    assert train.main(["sampler.engine=vllm", f"log.dir={tmp_path}/runs"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "vLLM is not installed (make train-vllm installs it)" in error
+    assert choose("auto", "auto") == ("transformers", "vLLM is not installed (make train-vllm installs it)")
+    assert choose("transformers", "cpu")[0] == "transformers"
+
+
+def test_auto_takes_vllm_on_a_gpu_only(monkeypatch):
+    """On a CPU it is not even imported; on a GPU an installation for CPUs is named as what it is."""
+    vllm = pytest.importorskip("vllm")
+    assert choose("auto", "cpu") == ("transformers", "on a CPU it is faster than vLLM")
+    assert choose("vllm", "cpu")[0] == "vllm"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    if "cpu" in vllm.__version__ or vllm.platforms.current_platform.is_cpu():
+        engine, why = choose("auto", "auto")
+        assert engine == "transformers" and "is for cpu, the model is on cuda (make train-vllm" in why
+        with pytest.raises(ValueError, match="is for cpu"):
+            choose("vllm", "auto")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_sampler_with_other_weights_is_caught_at_its_sync(embedded, dtype, monkeypatch):
+    model, tokenizer = embedded
+    cfg = config.read(None, None, [f"sampler.dtype={dtype}", f"model.dtype={dtype}"])
+    sampler = sampler_of(model, dtype=getattr(torch, dtype))
+    metrics = sync(sampler, model, tokenizer, cfg)
+    assert 0 <= metrics["sync_diff/mean"] <= metrics["sync_diff/max"] < {"float32": 1e-3, "bfloat16": 1.0}[dtype]
+    other = policy.load(policy.EMBEDDED)[0]
+    with torch.no_grad():
+        other.model.layers[0].mlp.down_proj.weight.mul_(1.5)
+    monkeypatch.setattr(sampler, "sync", lambda model: None)
+    with pytest.raises(SamplerError, match=f"max_sync_diff_{dtype}"):
+        sync(sampler, other, tokenizer, cfg)

@@ -307,8 +307,8 @@ def test_a_run_leaves_what_it_promises(finished):
     for key in ("reward/total", "reward/vowels", "reward_std/length", "correlation/vowels/length", "denominator/grpo",
                 "denominator/corrgrpo", "advantage/abs_mean", "advantage/clipped", "groups/live", "rollouts/errors",
                 "response/length", "response/truncated", "loss", "clip_fraction", "grad_norm", "lr", "logprob_diff/mean",
-                "logprob_diff/max", "time/sample", "time/score", "time/update", "time/sync", "tokens_per_second",
-                "memory/peak_gb"):
+                "logprob_diff/max", "sync_diff/mean", "sync_diff/max", "time/sample", "time/score", "time/update", "time/sync",
+                "tokens_per_second", "memory/peak_gb"):
         assert all(isinstance(row[key], int | float) for row in rows), key
     assert [json.loads(line)["step"] for line in (finished / "eval.jsonl").read_text().splitlines()] == [0, 4]
     rollouts = [json.loads(line) for line in (finished / "rollouts" / "step-000003.jsonl").read_text().splitlines()]
