@@ -28,7 +28,7 @@ from logs import read_jsonl, replace
 from prepare import ENV_KEYS
 from rewards import code
 from rollout import Rollout, collect, encode, replay, score
-from sampler import TransformersSampler, bf16_pays, stream
+from sampler import SamplerError, bf16_pays, choose, make, stream
 
 # name: environment, its arguments, split, what it is
 BENCHMARKS = {
@@ -70,6 +70,9 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
+    except SamplerError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on from here", file=sys.stderr)
         return 130
@@ -91,7 +94,7 @@ def evaluate(args: argparse.Namespace) -> int:
     cfg = config.read(None, None, ours)
     jobs = {name: benchmark(name, [o for o in args.overrides if o.startswith(f"{name}.")], args.limit) for name in names}
     source = {"model": args.model, "samples": args.samples, "temperature": temperature, "max_new_tokens": args.max_new_tokens,
-              "seed": cfg.train.seed, "dtype": cfg.sampler.dtype}
+              "seed": cfg.train.seed, "dtype": cfg.sampler.dtype, "engine": cfg.sampler.engine}
     for name in names:
         same_source(Path(args.out) / name, source, args.rescore)
     writer = None
@@ -101,6 +104,7 @@ def evaluate(args: argparse.Namespace) -> int:
             raise ValueError(f"--model references: {', '.join(without)} has no reference replies")
     elif not args.rescore:
         policy.find(args.model)
+        choose(cfg.sampler.engine, cfg.model.device)
     for name, job in jobs.items():
         folder = Path(args.out) / name
         file = folder / "samples.jsonl"
@@ -173,13 +177,15 @@ def model_writer(args: argparse.Namespace, cfg: SimpleNamespace, temperature: fl
     """write(env, [(number, task)], n) -> rollouts in order, n of each task, with the model loaded once."""
     torch.set_num_threads(cfg.train.threads or code.cores())
     device = torch.device("cuda" if cfg.model.device != "cpu" and torch.cuda.is_available() else "cpu")
-    dtype = torch.bfloat16 if (cfg.sampler.dtype == "auto" and bf16_pays(device)) or cfg.sampler.dtype == "bfloat16" else None
-    model, tokenizer = policy.load(args.model, cfg.model.chat_template_kwargs)
-    model = policy.cast(model, dtype or torch.float32).to(device)
-    sampler = TransformersSampler(model, policy.end_ids(model, tokenizer), torch.float32, cfg.sampler.batch_size)
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
-    print(f"{args.model}: {sum(p.numel() for p in model.parameters()) / 1e6:.0f}M parameters on {device}, "
-          f"sampling in {str(model.dtype).removeprefix('torch.')}", flush=True)
+    if cfg.sampler.dtype == "auto":
+        cfg.sampler.dtype = "bfloat16" if bf16_pays(device) else "float32"
+    source = policy.source(args.model)
+    model, tokenizer = policy.load(source, cfg.model.chat_template_kwargs)
+    sampler, engine = make(cfg, model.to(device), tokenizer, source)
+    sampler.sync(model)
+    context = sampler.context
+    print(f"{args.model}: {sum(p.numel() for p in model.parameters()) / 1e6:.0f}M parameters on {device}, sampling in "
+          f"{cfg.sampler.dtype} with {engine}", flush=True)
 
     def write(env, tasks: list[tuple[int, envs.Task]], n: int) -> list[Rollout]:
         encoded = [(task, encode(tokenizer, task)) for _, task in tasks]
