@@ -33,18 +33,20 @@ from sampler import SamplerError, bf16_pays, choose, make, stream
 # name: environment, its arguments, split, what it is
 BENCHMARKS = {
     "starter": ("leetcode", {"data": "starter"}, "test", "the 42 held-out starter problems"),
-    "leetcode": ("leetcode", {"data": "leetcode/LeetCodeDataset-v0.3.1-test.jsonl.gz"}, "test", "LeetCodeDataset v0.3.1, 228"),
+    "leetcode": ("leetcode", {"data": ("leetcode/LeetCodeDataset-v0.3.1-test.jsonl.gz", "LeetCodeDataset-v0.3.1-test.jsonl")},
+                 "test", "LeetCodeDataset v0.3.1, 228"),
     "humaneval": ("envs.humaneval:HumanEval", {}, "test", "HumanEval, 164"),
     "mbpp": ("envs.mbpp:MBPP", {}, "all", "MBPP, all 974 problems"),
     "mbpp_test": ("envs.mbpp:MBPP", {}, "test", "MBPP, task ids 11 to 510"),
     "mbpp_sanitized": ("envs.mbpp:MBPP", {"data": "sanitized"}, "all", "MBPP sanitized, 427"),
     "livecodebench": ("envs.livecodebench:LiveCodeBench", {}, "test", "LiveCodeBench, the v6 slice unless data says other"),
-    "rlla": ("rlla", {"data": "rlla/test.parquet"}, "test", "RLLA-4K's test split, 80"),
+    "rlla": ("rlla", {"data": ("rlla_4k/test.parquet", "rlla/test.parquet", "rlla/rlla_test.jsonl.gz")}, "test",
+             "RLLA-4K's test split, 80"),
     "rlla_tiny": ("rlla", {"data": "tiny"}, "test", "100 held-out rows made from data/tools.json"),
     "apibank": ("apibank", {}, "test", "API-Bank v1 to v3: apibank.judge=execution apibank.root=FOLDER for the paper's judge"),
     "agentdojo": ("agentdojo", {"max_calls": 1, "max_tool_chars": 2048}, "test", "AgentDojo, the published 411 cases"),
 }
-HUB = {"leetcode": "newfacade/LeetCodeDataset"}     # where the file above is not here
+HUB = {"leetcode": "newfacade/LeetCodeDataset"}     # where none of its files is here
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -79,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def evaluate(args: argparse.Namespace) -> int:
-    names = list(dict.fromkeys(args.benchmarks.split(",")))
+    names = list(dict.fromkeys(name.strip() for name in args.benchmarks.split(",")))
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
         raise ValueError(f"--benchmarks: there is no {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
@@ -87,6 +89,12 @@ def evaluate(args: argparse.Namespace) -> int:
         raise ValueError("--model is missing: a folder, a name or references (or --rescore, or --compare RUN ...)")
     if args.samples < 1 or args.max_new_tokens < 1:
         raise ValueError("--samples and --max-new-tokens must be at least 1")
+    if args.limit < 0 or args.rounds < 0 or (args.temperature or 0) < 0:
+        raise ValueError("--limit, --rounds and --temperature must not be negative")
+    for override in args.overrides:
+        section, _, rest = override.partition(".")
+        if section == "env" or (section in BENCHMARKS and section not in names):
+            raise ValueError(f"{override}: an argument of a benchmark in --benchmarks is NAME.key=value, as {names[0]}.{rest}")
     temperature = args.temperature if args.temperature is not None else 0.0 if args.samples == 1 else 1.0
     if args.samples > 1 and temperature == 0:
         raise ValueError(f"--samples {args.samples} at --temperature 0 would be {args.samples} times the same reply")
@@ -96,7 +104,7 @@ def evaluate(args: argparse.Namespace) -> int:
     source = {"model": args.model, "samples": args.samples, "temperature": temperature, "max_new_tokens": args.max_new_tokens,
               "seed": cfg.train.seed, "dtype": cfg.sampler.dtype, "engine": cfg.sampler.engine}
     for name in names:
-        same_source(Path(args.out) / name, source, args.rescore)
+        same_source(Path(args.out) / name, source, jobs[name], args.rescore)
     writer = None
     if args.model == "references":
         without = [name for name, job in jobs.items() if not hasattr(job.env, "reference")]
@@ -111,9 +119,10 @@ def evaluate(args: argparse.Namespace) -> int:
         print(f"{name}: {len(job.tasks)} tasks, {args.samples} {'greedy' if temperature == 0 else 'sampled'} each; {folder}")
         if args.rescore:
             rescore(job, file)
+            replace(folder / "settings.json", json.dumps(read_settings(folder) | {"arguments": job.arguments}, indent=1))
         else:
             folder.mkdir(parents=True, exist_ok=True)
-            replace(folder / "settings.json", json.dumps(source, indent=1))
+            replace(folder / "settings.json", json.dumps(source | {"arguments": job.arguments}, indent=1))
             if writer is None:
                 writer = references if args.model == "references" else model_writer(args, cfg, temperature)
             sample(job, file, writer, args.samples, max(1, cfg.sampler.batch_size // args.samples))
@@ -123,8 +132,7 @@ def evaluate(args: argparse.Namespace) -> int:
             summary["measures"] |= efficiency(job, samples, args.rounds)
         summary["notes"] = getattr(job.env, "notes", {})
         replace(folder / "summary.json", json.dumps(summary, indent=1, default=str))
-    label = args.model or "rescored"
-    runs = {Path(label).name if label != "references" else label: report.read_run(Path(args.out))[0]}
+    runs = {Path(args.out).resolve().name: report.read_run(Path(args.out))[0]}
     text = report.table(runs)
     replace(Path(args.out) / "table.md", text)
     print(f"\n{text}\n{Path(args.out) / 'table.md'}")
@@ -136,18 +144,21 @@ def benchmark(name: str, overrides: list[str], limit: int) -> SimpleNamespace:
     env_name, arguments, split, _ = BENCHMARKS[name]
     given = {f"env.{key}={json.dumps(value)}" for key, value in arguments.items()}
     own = [f"env.{o.removeprefix(f'{name}.')}" for o in overrides]
-    if name in HUB and not envs.rows.find_file(arguments["data"]):
-        given = {f"env.data={HUB[name]}"}
+    if isinstance(arguments.get("data"), tuple):        # the first that is here
+        files = [file for file in arguments["data"] if envs.rows.find_file(file)]
+        given = {f"env.data={files[0] if files else HUB.get(name, arguments['data'][0])}"}
     cfg = config.read(None, None, [f"env.name={env_name}", *given, *own])
     env_class = envs.find(env_name)
     try:
         env = env_class(**config.environment_arguments(cfg, env_class, ENV_KEYS))
         tasks = env.tasks(cfg.env.split if any(o.startswith("env.split=") for o in own) else split)
     except (ValueError, OSError, ImportError) as e:
-        raise ValueError(f"{name}: {e}. Name a file with {name}.data=FILE, or put the data under $CORRGRPO_DATA") from None
+        hint = f". Name a file with {name}.data=FILE, or put the data under $CORRGRPO_DATA" if "file" in str(e) else ""
+        raise ValueError(f"{name}: {str(e).replace('env.', f'{name}.')}{hint}") from None
     tasks = tasks[: limit or None]
     limits = {"timeout": cfg.env.timeout, "memory_mb": cfg.env.memory_mb} if env_name == "leetcode" else {}
-    return SimpleNamespace(name=name, env=env, tasks=tasks, ids={task.id for task in tasks}, limits=limits)
+    return SimpleNamespace(name=name, env=env, tasks=tasks, ids={task.id for task in tasks}, limits=limits,
+                           arguments=own)
 
 
 def read_settings(folder: Path) -> dict:
@@ -155,15 +166,23 @@ def read_settings(folder: Path) -> dict:
     return json.loads(file.read_text()) if file.is_file() else {}
 
 
-def same_source(folder: Path, source: dict, rescore: bool) -> None:
-    """Replies of two kinds never share a file."""
+def same_source(folder: Path, source: dict, job: SimpleNamespace, rescore: bool) -> None:
+    """Replies of two kinds, or to two data sets, never share a file."""
     stored = read_settings(folder)
-    if rescore and not (folder / "samples.jsonl").is_file():
-        raise ValueError(f"--rescore: there are no samples in {folder}")
-    differing = [key for key in source if not rescore and stored and stored.get(key) != source[key]]
-    if differing:
-        key = differing[0]
-        raise ValueError(f"{folder} holds samples with {key} = {stored.get(key)!r}, not {source[key]!r}: choose another --out")
+    if rescore:
+        if not (folder / "samples.jsonl").is_file():
+            raise ValueError(f"--rescore: there are no samples in {folder}")
+        return
+    for key in source if stored else ():
+        if stored.get(key) != source[key]:
+            raise ValueError(f"{folder} holds samples with {key} = {stored.get(key)!r}, not {source[key]!r}: choose another "
+                             "--out")
+    prompts = {task.id: task.messages for task in job.tasks}
+    if any(prompts.get(s["id"], s["prompt"]) != s["prompt"] for s in read_jsonl(folder / "samples.jsonl")):
+        raise ValueError(f"{folder} holds replies to other prompts than {job.name}'s now: choose another --out")
+    if stored and stored.get("arguments", job.arguments) != job.arguments:
+        raise ValueError(f"{folder} was judged with {stored['arguments']}, not {job.arguments}: judge it again with --rescore, "
+                         "or choose another --out")
 
 
 # ---------------------------------------------------------------- replies
@@ -203,8 +222,9 @@ def model_writer(args: argparse.Namespace, cfg: SimpleNamespace, temperature: fl
 def sample(job: SimpleNamespace, file: Path, write, n: int, size: int) -> None:
     """Fill samples.jsonl, batch by batch: what is written stays, a batch that is whole is not sampled again. Batches are cut
     the same way every time, since rounding depends on who shares one."""
-    done = {(s["id"], s["sample"]) for s in read_jsonl(file)}
-    whole = "".join(json.dumps(s, ensure_ascii=False) + "\n" for s in read_jsonl(file))
+    kept = [s for s in read_jsonl(file) if s["error"] is None]          # what could not be scored is tried again
+    done = {(s["id"], s["sample"]) for s in kept}
+    whole = "".join(json.dumps(s) + "\n" for s in kept)
     if file.exists() and file.read_text(encoding="utf-8") != whole:     # a line that a kill cut off
         replace(file, whole)
     batches = [list(enumerate(job.tasks))[i : i + size] for i in range(0, len(job.tasks), size)]
@@ -213,7 +233,7 @@ def sample(job: SimpleNamespace, file: Path, write, n: int, size: int) -> None:
             if not all((task.id, j) in done for _, task in batch for j in range(n)):
                 rollouts = write(job.env, batch, n)
                 score(job.env, rollouts)
-                lines = [json.dumps(record(job.env, r, k % n), ensure_ascii=False, default=str) + "\n"
+                lines = [json.dumps(record(job.env, r, k % n), default=str) + "\n"
                          for k, r in enumerate(rollouts) if (r.task.id, k % n) not in done]
                 with open(file, "a", encoding="utf-8") as f:
                     f.write("".join(lines))
@@ -228,7 +248,7 @@ def rescore(job: SimpleNamespace, file: Path) -> None:
     score(job.env, rollouts)
     new = [s | {key: value for key, value in record(job.env, r, s["sample"]).items()
                 if key in ("rewards", "metrics", "error")} for s, r in zip(kept, rollouts)]
-    replace(file, "".join(json.dumps(s, ensure_ascii=False, default=str) + "\n"
+    replace(file, "".join(json.dumps(s, default=str) + "\n"
                           for s in [*new, *(s for s in old if s["id"] not in tasks)]))
 
 

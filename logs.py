@@ -31,7 +31,7 @@ class RunFolder:
         for file in (folder / "rollouts").glob("step-*.jsonl"):
             if int(file.stem.split("-")[1]) > step:
                 file.unlink()
-        if step == 0:
+        if step == 0 and not (folder / "warm_start.jsonl").exists():
             shutil.rmtree(folder / "tensorboard", ignore_errors=True)
         self.board = SummaryWriter(folder / "tensorboard", purge_step=step + 1 if step else None)
 
@@ -55,7 +55,7 @@ class RunFolder:
             "step": step, "group": r.group, "task": r.task.id, "prompt": r.task.messages, "replies": r.replies,
             "tokens": sum(r.trained), "finish_reason": r.finish_reason, "advantage": r.advantage, "live": r.live,
             "rewards": r.score.rewards if r.score else None, "metrics": r.score.metrics if r.score else None,
-            "error": r.error}, ensure_ascii=False, default=str) + "\n" for r in rollouts))
+            "error": r.error}, default=str) + "\n" for r in rollouts))
 
     def plot(self, reward_names: list[str]) -> None:
         plot_dynamics(read_jsonl(self.folder / "metrics.jsonl"), reward_names, self.smoothing,
@@ -65,9 +65,9 @@ class RunFolder:
 def read_jsonl(file: Path) -> list[dict]:
     """The rows of a jsonl file, [] if there is none; a last line cut off by a kill is dropped."""
     rows = []
-    for line in file.read_text().splitlines() if file.exists() else []:
+    for line in file.read_text(encoding="utf-8").split("\n") if file.exists() else []:      # splitlines has other ends too
         try:
-            rows.append(json.loads(line))
+            rows += [json.loads(line)] if line else []
         except ValueError:
             break
     return rows
@@ -156,4 +156,6 @@ def comparison(rows: list[dict], names: tuple[str, ...]) -> str:
     lines = [f"held-out tasks, greedy      step {first['step']:4d}   step {last['step']:4d}"]
     lines += [f"  {key:24s} {first[f'reward/{key}']:10.3f}  {last[f'reward/{key}']:10.3f}" for key in ("total", *names)
               if f"reward/{key}" in first and f"reward/{key}" in last]
+    lines += [f"  {key.removeprefix('env/'):24s} {first[key]:10.3f}  {last[key]:10.3f}" for key in first
+              if key.startswith("env/") and key in last]
     return "\n".join(lines)

@@ -61,7 +61,7 @@ def summarize(env, samples: list[dict], seed: int = 0) -> dict[str, Any]:
 def interval(values: list[float], seed: int = 0) -> dict[str, float]:
     scale = 100.0 if all(0 <= v <= 1 for v in values) else 1.0
     n, mean = len(values), sum(values) / len(values)
-    counted = {"n": n}
+    counted = {"n": n, "scale": scale}
     if set(values) <= {0.0, 1.0}:
         counted["k"] = round(sum(values))
         low, high = stats.binomtest(round(sum(values)), n).proportion_ci(0.95, "wilson")
@@ -89,7 +89,8 @@ def paired(first: dict[str, float], second: dict[str, float], seed: int = 0) -> 
         p = stats.binomtest(better, better + worse).pvalue if better + worse else 1.0
         return out | {"p": float(p), "test": "McNemar"}
     means = np.random.default_rng(seed).choice(difference, (4000, len(tasks))).mean(1)
-    return out | {"p": float(min(1.0, 2 * min((means <= 0).mean(), (means >= 0).mean()))), "test": "paired bootstrap"}
+    fewer = min((means <= 0).sum(), (means >= 0).sum())
+    return out | {"p": float(min(1.0, 2 * (fewer + 1) / 4001)), "test": "paired bootstrap"}
 
 
 # ---------------------------------------------------------------- tables
@@ -117,7 +118,8 @@ def table(runs: dict[str, dict[str, dict]]) -> str:
                 for c in columns:
                     both = [rows[x]["per_task"].get(c) for x in (base, name)]
                     d = paired(*both) if all(both) else None
-                    cells.append(f"{100 * d['difference']:+.2f} (p = {d['p']:.2g})" if d and d["n"] else "")
+                    scale = rows[name]["measures"].get(c, {}).get("scale", 100.0)
+                    cells.append(f"{scale * d['difference']:+.2f} (p = {d['p']:.2g})" if d and d["n"] else "")
                 grid.append([f"{name} - {base}", *cells])
         if len(columns) > 12:                               # many measures: one a line
             grid = [["measure", *grid[0][1:]], *grid[1:]]
@@ -191,6 +193,7 @@ def scatter(points: dict[str, tuple[dict, dict]], x: str, y: str, file: Path) ->
 
 def curves(training: dict[str, list[dict]], file: Path, smoothing: float = 0.8) -> list[Path]:
     """Total reward over steps: thin as measured, thick a running mean."""
+    training = {name: rows for name, rows in training.items() if any("reward/total" in r for r in rows)}
     if not training:
         return []
     figure, axes = _figure()

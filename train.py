@@ -119,7 +119,7 @@ def train(run: SimpleNamespace) -> None:
     print(f"sampling with {engine}; its log-probabilities are {difference:.1e} nats from the trainer's", flush=True)
     reference = None
     if cfg.algo.kl > 0:
-        start = str(warm) if cfg.train.warm_start_steps else cfg.model.name
+        start = str(warm) if warm.exists() else cfg.model.name
         reference = policy.cast(policy.load(start)[0], getattr(torch, cfg.model.dtype)).to(device)
     if eval_tasks and not read_jsonl(run.folder / "eval.jsonl"):
         evaluate(run, sampler, tokenizer, eval_tasks, logs, 0)

@@ -8,12 +8,15 @@ Two judges, named in every result:
   checker accepts what it returns. Upstream's code runs in a process of its own (apibank_judge.py), never in this one.
 
 The dialogue up to the API turn, in RLLA's template, is the prompt. Reconstructed here: its wording, and which tools it lists:
-those in a dialogue's name; in v2 ToolSearcher and what it has found so far.
+those that the dialogue calls; in v2 ToolSearcher and what it has found so far.
 """
 
+import contextlib
 import json
+import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +28,7 @@ from envs import Episode, Score, Task, rows
 from rewards import sandbox, tool
 
 VERSIONS = {"level-1-given-desc": "v1", "level-2-toolsearcher": "v2"}   # of upstream's splits; any level 3 is v3
+STARTUP = 120.0     # seconds that upstream's imports may take
 STATIC = "api_bank/level-{level}-api_processed.json.gz"
 
 _SYSTEM = """You hold a conversation and solve the user's tasks with tools.
@@ -75,7 +79,7 @@ class APIBank:
         for e in episodes:
             gold = e.task.data
             if self.checkout:
-                found = _calls(e.reply.rsplit("</think>", 1)[-1].partition("<tool_call>")[2])[:1]
+                found = _calls(e.reply.rsplit("</think>", 1)[-1].partition("<tool_call>")[2].strip().split("\n")[0])
                 right, detail = self.checkout.judge(gold["version"], found[0], gold) if found else (False, "no call")
                 reachable, _ = self.checkout.judge(f"{gold['version']} gold", gold, gold)
             else:
@@ -115,29 +119,34 @@ class APIBank:
             files = sorted(self.checkout.folder.glob("lv1-lv2-samples/level-*/*.jsonl"))
             dialogues = [{"split": f.parent.name, "file": f.name, "turns": [row for _, row in rows.load(str(f), "")[1]]}
                          for f in files]
+        unlisted: dict[str, int] = {}
         for dialogue in dialogues:
             version = VERSIONS.get(dialogue["split"], "v3" if dialogue["split"].startswith("level-3") else "")
             for i, turn in enumerate(dialogue["turns"] if version else []):
                 if turn["role"] == "API":
                     before = dialogue["turns"][:i]
+                    tools = self._tools(version, dialogue["turns"], before)
+                    unlisted[version] = unlisted.get(version, 0) + (turn["api_name"] not in tools)
                     user = "**Dialogue Records History**\n" + "\n".join(map(_said, before)) + (
                         "\n<user> Make the one tool call that comes next. </user>")
                     yield Task(f"{version}:{dialogue['file']}:{i}", [
-                        {"role": "system", "content": _SYSTEM.format(tools=self._tools(version, dialogue["file"], before))},
+                        {"role": "system", "content": _SYSTEM.format(tools=_listing(tools))},
                         {"role": "user", "content": user}],
                         data={"name": turn["api_name"], "parameters": turn["param_dict"], "version": version,
                               "result": turn["result"]})
 
-    def _tools(self, version: str, file: str, before: list[dict]) -> str:
-        names = file.split("-level-")[0].split("-") if version == "v1" else ["ToolSearcher"]
+        self.notes["tool missing from the prompt"] = unlisted
+        print(f"api-bank: the prompt lacks the tool in {', '.join(f'{n} rows of {v}' for v, n in unlisted.items())}")
+
+    def _tools(self, version: str, turns: list[dict], before: list[dict]) -> dict[str, dict]:
+        names = dict.fromkeys(t["api_name"] for t in turns if t["role"] == "API") if version == "v1" else ["ToolSearcher"]
         known = {name: self.checkout.describe(name) for name in names}
         for turn in before:
             if turn["role"] == "API" and turn["api_name"] == "ToolSearcher":
                 output = turn["result"].get("output")
                 found = output if isinstance(output, list) else [output]
                 known |= {t["name"]: t for t in found if isinstance(t, dict) and "name" in t}
-        return "\n".join(f"{n}. Name: {name}\nDescription: {t.get('description', '')}\nParameters: "
-                         f"{json.dumps(t.get('input_parameters', {}))}" for n, (name, t) in enumerate(known.items(), 1))
+        return known
 
 
 class Checkout:
@@ -161,30 +170,33 @@ class Checkout:
         return self._known[name]
 
     def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process.stdin.close()
-            self._process.stdout.close()
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with contextlib.suppress(OSError):
+                    pipe.close()
             self._copy.cleanup()
-            self._process = None
 
     def _ask(self, request: dict) -> dict[str, Any]:
-        if self._process is None:
-            self._start()
-        try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
-            answer = self._answer()
-        except OSError:
-            answer = None
+        for _ in range(2):      # a process that is dead already says nothing about this call
+            if self._process is None:
+                self._start()
+            try:
+                self._process.stdin.write(json.dumps(request).encode() + b"\n")
+                self._process.stdin.flush()
+                break
+            except OSError:
+                self.close()
+        answer = self._answer(self.timeout) if self._process else None
         if answer is None:      # what a call hangs or dies in costs that call alone
             self.close()
             return {"correct": False, "detail": f"the call ended upstream's process, or took over {self.timeout:g} s"}
         return answer
 
-    def _answer(self) -> dict | None:
-        ready, _, _ = select.select([self._process.stdout], [], [], self.timeout)
+    def _answer(self, seconds: float) -> dict | None:
+        ready, _, _ = select.select([self._process.stdout], [], [], seconds)
         line = self._process.stdout.readline() if ready else b""
         return json.loads(line) if line else None
 
@@ -202,13 +214,19 @@ class Checkout:
                                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                          start_new_session=True)
         with self._process.stderr as errors:
-            hello = self._answer()
+            hello = self._answer(STARTUP)
             if hello is None or "error" in hello:
+                os.killpg(self._process.pid, signal.SIGKILL)
                 problem = hello["error"] if hello else errors.read().decode(errors="replace")[-500:].strip()
                 self.close()
                 raise ValueError(f"env.root: the api-bank checkout {self.folder} cannot be used: {problem}")
         if hello["missing"]:
             print(f"api-bank: {', '.join(hello['missing'])} not installed: calls that need them count as wrong")
+
+
+def _listing(tools: dict[str, dict]) -> str:
+    return "\n".join(f"{n}. Name: {name}\nDescription: {t.get('description', '')}\nParameters: "
+                     f"{json.dumps(t.get('input_parameters', {}))}" for n, (name, t) in enumerate(tools.items(), 1))
 
 
 def _line(call: dict) -> str:

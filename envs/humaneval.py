@@ -6,9 +6,9 @@ whole reply where there is no block; what stands before the function in the prom
 
 import ast
 import importlib.metadata
+import re
 
 from envs import Episode, Score, Task, programs, rows
-from rewards import code
 
 NEEDED = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
 FILE, HUB = "humaneval/HumanEval.jsonl.gz", "openai/openai_humaneval"
@@ -48,7 +48,9 @@ class HumanEval:
 
     def program(self, task: Task, reply: str) -> programs.Program:
         row = task.data
-        answer = code.extract_code(reply, row["entry_point"]) if "```" in reply or "~~~" in reply else reply
+        answer = programs.answer(reply, row["entry_point"])
+        if answer is not None and not re.search(rf"^(async )?def {row['entry_point']}\b", answer, re.MULTILINE):
+            answer = row["prompt"] + answer                 # a body, as completions are
         return programs.Program(header(row), answer, [row["test"] + BY_NAME.replace("NAME", row["entry_point"])],
                                 row["entry_point"])
 

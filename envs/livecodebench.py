@@ -20,18 +20,30 @@ NEEDED = ("question_title", "question_content", "question_id", "contest_date", "
           "private_test_cases", "metadata")
 FILE, HUB = "livecodebench/test6.jsonl", "livecodebench/code_generation_lite"
 
-HEADER = """import bisect, collections, copy, functools, heapq, io, itertools, json, math, operator, os, random, re, string, sys
-from bisect import *
+HEADER = """from string import *
+from re import *
+from datetime import *
 from collections import *
-from copy import *
-from functools import *
 from heapq import *
-from itertools import *
+from bisect import *
+from copy import *
 from math import *
+from random import *
+from statistics import *
+from itertools import *
+from functools import *
+from operator import *
+from io import *
+from sys import *
+from json import *
+from builtins import *
 from typing import *
+import bisect, collections, copy, datetime, functools, heapq, io, itertools, json, math, operator, os, random, re, statistics
+import string, sys
 sys.setrecursionlimit(50000)
 """
 STDIN = HEADER + '''
+imported = dict(globals())
 def run_program(source, data):
     """What a program prints that finds `data` on its standard input, whichever way it reads."""
     with open("stdin", "w") as f:
@@ -40,7 +52,7 @@ def run_program(source, data):
     os.dup2(os.open("stdout", os.O_RDWR | os.O_CREAT | os.O_TRUNC), 1)
     sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)
     try:
-        exec(compile(source, "<answer>", "exec"), {"__name__": "__main__"})
+        exec(compile(source, "<answer>", "exec"), imported | {"__name__": "__main__"})
     except SystemExit:
         pass
     sys.stdout.flush()

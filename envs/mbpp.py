@@ -9,10 +9,8 @@ import ast
 from typing import Any
 
 from envs import Episode, Score, Task, programs, rows
-from rewards import code
 
-FILES = {"mbpp": ("mbpp/mbpp.jsonl", "google-research-datasets/mbpp"),
-         "sanitized": ("mbpp/sanitized-mbpp.json", "google-research-datasets/mbpp")}
+FILES = {"mbpp": "mbpp/mbpp.jsonl", "sanitized": "mbpp/sanitized-mbpp.json"}    # as in google-research/google-research, mbpp
 TEST_IDS = range(11, 511)
 
 
@@ -20,14 +18,13 @@ class MBPP:
     reward_names, reward_weights = ("pass",), (1.0,)
 
     def __init__(self, data: str = "mbpp", timeout: float = 10.0, memory_mb: int = 1024, workers: int = 0):
-        """data: "mbpp" or "sanitized", under $CORRGRPO_DATA or from the hub; or a file of such rows. timeout: CPU seconds for a
-        problem's three assertions."""
+        """data: "mbpp" or "sanitized", mbpp/mbpp.jsonl and mbpp/sanitized-mbpp.json under $CORRGRPO_DATA (of
+        google-research/google-research, mbpp); or a file of such rows. timeout: CPU seconds for a problem's assertions."""
         self.data, self.limits = data, {"timeout": timeout, "memory_mb": memory_mb, "workers": workers}
 
     def tasks(self, split: str = "all") -> list[Task]:
         """split: "all", or "test": the published task ids 11 to 510."""
-        file, hub = FILES.get(self.data, (self.data, self.data))
-        source, found = rows.load(file if rows.find_file(file) else hub, "test")
+        source, found = rows.load(FILES.get(self.data, self.data), "test")
         tasks = []
         for line, row in found:
             try:
@@ -49,7 +46,7 @@ class MBPP:
 
     def program(self, task: Task, reply: str) -> programs.Program:
         row, (name, others) = task.data, _names(task.data)
-        answer = code.extract_code(reply, name) if "```" in reply or "~~~" in reply else reply
+        answer = programs.answer(reply, name)
         header, setup = "\n".join(row.get("test_imports") or []), row.get("test_setup_code") or ""
         if not others:
             imports = [ast.unparse(node) for node in ast.parse(row["code"]).body        # which the tests may use

@@ -18,6 +18,12 @@ class Program:
     entry_point: str
 
 
+def answer(reply: str, entry_point: str) -> str | None:
+    """The fenced block that defines the entry point, or else all that follows the thoughts where there is no block."""
+    reply = reply.rsplit("</think>", 1)[-1]
+    return code.extract_code(reply, entry_point) if "```" in reply or "~~~" in reply else reply
+
+
 def judge(programs: list[Program], *, timeout: float, memory_mb: int, workers: int = 0) -> list[Score]:
     """timeout: CPU seconds for one test. metrics: status (the first that is not "passed"), cpu_seconds (of all tests run)."""
     def run(program: Program) -> Score:

@@ -21,6 +21,8 @@ SCALES = {"name": 0.5, "parameter": 1.0, "value": 1.5}     # a share s in [0, 1]
 
 _BLOCKS = {"think": r"<think>.*</think>", "tool_call": r"<tool_call>\n.*\n</tool_call>", "response": r"<response>.*</response>"}
 
+_END = re.compile(r"</think>\s*<(?:tool_call|response)>")
+
 Call = tuple[str, dict[str, str]]                           # name, {parameter: its value as canonical JSON}
 
 
@@ -50,7 +52,7 @@ def score(reply: str, reference: Any) -> dict[str, Any]:
         silent = "<tool_call>" not in _answer(reply)
         return _result(silent, silent, silent, formatted, [], silent) | dict.fromkeys(SCALES, 0.0)
     try:
-        found = parse(_block(reply))
+        found = parse(_block(reply), {name for name, _ in wanted})
     except (ValueError, RecursionError):
         return _result(0, 0, 0, formatted, wanted, False)
     names = _overlap(Counter(name for name, _ in wanted), Counter(name for name, _ in found))
@@ -60,9 +62,10 @@ def score(reply: str, reference: Any) -> dict[str, Any]:
     return _result(*shares, formatted, wanted, all(share == 1 for share in shares))
 
 
-def parse(block: str) -> list[Call]:
-    """The calls in the text between the tags, one JSON object a line. ValueError or RecursionError if a line is none."""
-    return [_call(json.loads(line, parse_float=_number)) for line in block.strip().split("\n")]
+def parse(block: str, names: set[str] | None = None) -> list[Call]:
+    """The calls in the text between the tags, one JSON object a line. ValueError or RecursionError if a line is none. With
+    `names`, a call of another name may lack parameters, since nobody will look at them."""
+    return [_call(json.loads(line, parse_float=_number), names) for line in block.strip().split("\n")]
 
 
 def same(call: Any, reference: Any) -> bool:
@@ -76,7 +79,7 @@ def damage(reference: str) -> str | None:
     try:
         for name, given in _reference(reference)[0]:
             for key, value in given.items():
-                if not _balanced(key) or any(text.lstrip()[:1] in ("[", "{") and not _balanced(text) for text in _texts(value)):
+                if not _balanced(key) or any(map(_open, _texts(value))):
                     return f"{name}: the parameter {key!r} is cut off: {value[:60]}"
     except (ValueError, RecursionError) as problem:
         return str(problem)
@@ -105,7 +108,8 @@ def _reference(reference: Any) -> tuple[list[Call], tuple[str, ...]]:
 
 
 def _answer(reply: str) -> str:
-    return reply.rsplit("</think>", 1)[-1]
+    """What follows the thoughts: an argument may contain their closing tag, but no block follows it there."""
+    return re.split(r"</think>(?=\s*<(?:tool_call|response)>)" if _END.search(reply) else "</think>", reply)[-1]
 
 
 def _block(reply: str) -> str:
@@ -117,11 +121,13 @@ def _block(reply: str) -> str:
 
 
 def _formatted(reply: str, blocks: tuple[str, ...]) -> bool:
-    once = all(reply.count(f"<{name}>") == reply.count(f"</{name}>") == 1 for name in blocks)
+    once = all(reply.count(f"<{name}>") == reply.count(f"</{name}>") == 1 for name in blocks[1:])
     return once and re.fullmatch(r"\s*".join(_BLOCKS[name] for name in blocks), reply.strip(), re.DOTALL) is not None
 
 
-def _call(data: Any) -> Call:
+def _call(data: Any, names: set[str] | None = None) -> Call:
+    if names is not None and isinstance(data, dict) and isinstance(data.get("name"), str) and data["name"] not in names:
+        return data["name"], {}
     if not (isinstance(data, dict) and isinstance(data.get("name"), str) and isinstance(data.get("parameters"), dict)):
         raise ValueError(f"no call with a name and parameters: {str(data)[:60]}")
     return data["name"], {key: json.dumps(value, sort_keys=True) for key, value in data["parameters"].items()}
@@ -163,6 +169,13 @@ def _texts(value: str) -> list[str]:
         elif isinstance(item, dict | list):
             todo += item.values() if isinstance(item, dict) else item
     return found
+
+
+def _open(text: str) -> bool:
+    """Whether a text that looks like JSON has more brackets that open than close, outside of double quotes."""
+    outside = re.sub(r'"(\\.|[^"\\])*"', "", text)
+    return re.match(r'\s*[\[{]\s*["\[{\d]', text) is not None and (
+        sum(outside.count(c) for c in "[{(") > sum(outside.count(c) for c in "]})"))
 
 
 def _balanced(text: str) -> bool:

@@ -47,8 +47,8 @@ def test_results_hold_every_sample_and_the_table(base, references):
     assert [s["id"] for s in found] == [f"test-{i}" for i in range(10)] and all(s["error"] is None for s in found)
     assert {"prompt", "replies", "rewards", "metrics", "finish_reason", "tokens", "sample"} <= set(found[0])
     summary = json.loads((references / "starter" / "summary.json").read_text())
-    assert summary["model"] == "references" and summary["measures"]["Pass@1"] | {"low": 0} == {
-        "value": 100, "low": 0, "high": 100, "n": 10, "k": 10}
+    assert summary["model"] == "references" and summary["measures"]["Pass@1"] | {"low": 0, "scale": 100} == {
+        "value": 100, "low": 0, "high": 100, "n": 10, "k": 10, "scale": 100}
     assert summary["measures"]["Efficiency"]["n"] == 10 and len(summary["measures"]["Efficiency"]["rounds"]) == 2
     table = (references / "table.md").read_text()
     assert "| references | 100.00 [72.2, 100.0] 10/10 |" in table and "all exact" in table and "Average Pass@1" not in table
@@ -98,7 +98,7 @@ def test_several_samples_give_pass_at_k(tiny_folder, tmp_path):
 @pytest.mark.parametrize("more, words", [
     (["--benchmarks", "humanevl"], "there is no 'humanevl'; there are starter"), (["--samples", "0"], "at least 1"),
     (["--model", "nobody/nothing"], "nobody/nothing"), (["--samples", "3", "--temperature", "0"], "3 times the same reply"),
-    (["starter.timeot=3"], "unknown key env.timeot"), (["sampler.batch=3"], "did you mean 'batch_size'"),
+    (["starter.timeot=3"], "unknown key starter.timeot"), (["sampler.batch=3"], "did you mean 'batch_size'"),
     (["--benchmarks", "livecodebench"], "livecodebench.data=FILE"),
     (["--benchmarks", "rlla", "rlla.data=none.jsonl"], "none.jsonl"),
     (["--compare", "nowhere"], "neither results of eval.py nor a training run"), (["--rescore"], "there are no samples"),

@@ -42,6 +42,7 @@ def test_scales_of_right_wrong_and_unparsable_replies():
     ([TIMER, WEATHER], (1, 1, 1, True)),                                            # in any order
     ([WEATHER], (1 / 2, 1 / 2, 2 / 3, False)),                                      # one is missing
     ([WEATHER, TIMER, TIMER], (2 / 3, 1, 1, False)),                                # one too many
+    ([WEATHER, TIMER, '{"name": "other"}'], (2 / 3, 1, 1, False)),                  # nobody looks at its parameters
     ([WEATHER, ("clock", {"minutes": 10})], (1 / 3, 1 / 2, 2 / 3, False)),          # the wrong name: its arguments don't count
     ([("weather", {"city": "Oslo", "days": "3"}), TIMER], (1, 1, 2 / 3, False)),    # text is no number
     ([("weather", {"city": "Oslo", "days": 3.0}), TIMER], (1, 1, 1, True)),         # JSON has one kind of number
@@ -67,6 +68,7 @@ def test_nothing_to_match_counts_as_matched():
 
 @pytest.mark.parametrize("value, other, equal", [
     (1, True, False), (0, False, False), (1, "1", False), (True, "true", False), (None, "null", False), (1, 1.0, True),
+    ("</think>", "</think>", True),
     ([1, [True]], [1, [1]], False), ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True), ([1, 2], [2, 1], False), ("a", "A", False),
 ])
 def test_values_compare_by_json_type(value, other, equal):
@@ -114,7 +116,7 @@ def test_damage_is_an_open_bracket_and_no_smiley():
     assert "days" in tool.damage(reply(("f", {"days": '["Mon"', "city": "Oslo"})))
     assert "cut off" in tool.damage(reply(("f", {"where": [{"deep": '{"a": 1'}]})))
     assert tool.damage(reply("broken")) and tool.damage("text")
-    for value in ("(a", ":-)", '["Mon"]', '{"a": "}"}', "a) one, b) two", ["["[:0]]):
+    for value in ("(a", ":-)", "[sic] fine :)", "[0, 5)", "{a", '["Mon"]', '{"a": "}"}', "a) one, b) two", ["["[:0]]):
         assert tool.damage(reply(("f", {"x": value}))) is None, value
 
 
