@@ -163,12 +163,12 @@ def test_the_pareto_frontier():
 
 def test_efficiency_of_equal_slower_and_faster_programs():
     """Against itself about half, padded with work never, twice as fast always; beside busy processes too."""
-    row = {"prompt": "", "entry_point": "f", "test": "def check(candidate):\n    assert candidate(20000) == 199990000\n"}
+    row = {"prompt": "", "entry_point": "f", "test": "def check(candidate):\n    assert candidate(100000) == 4999950000\n"}
     work = "def f(n):\n    total = 0\n    for _ in range({}):\n        total = sum(i for i in range(n))\n    return total"
     same, slow, fast = (work.format(k) for k in (4, 8, 2))
     burner = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count())]
     try:
-        for first, low, high in ((slow, 0, 0), (fast, 1, 1), (same, 0.25, 0.75)):
+        for first, low, high in ((slow, 0, 0.05), (fast, 0.95, 1), (same, 0.25, 0.75)):
             found = code.paired_rounds([(row, first, same)] * 4, rounds=8)
             assert found["pairs"] == 4 and len(found["rounds"]) == 8
             assert low <= sum(found["rounds"]) / 8 <= high, (first, found)
