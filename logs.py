@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +81,18 @@ def replace(file: Path, text: str) -> None:
     os.replace(part, file)
 
 
+def smooth(values: Iterable[float], weight: float) -> list[float]:
+    """The running mean with weight `weight` on the past, corrected for its start."""
+    mean, norm, out = 0.0, 0.0, []
+    for value in values:
+        mean, norm = weight * mean + (1 - weight) * value, weight * norm + (1 - weight)
+        out.append(mean / norm)
+    return out
+
+
 def plot_dynamics(rows: list[dict], reward_names: list[str], smoothing: float, file: Path) -> None:
     """Six panels: total reward, components, advantage, denominators and response length over steps, and the correlations.
-    Thin lines are the values, thick ones a running mean with weight `smoothing` on the past, corrected for its start."""
+    Thin lines are the values, thick ones their running mean (`smooth`)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -97,13 +107,9 @@ def plot_dynamics(rows: list[dict], reward_names: list[str], smoothing: float, f
             points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
             if not points:
                 continue
-            mean, norm, smooth = 0.0, 0.0, []
-            for _, y in points:
-                mean, norm = smoothing * mean + (1 - smoothing) * y, smoothing * norm + (1 - smoothing)
-                smooth.append(mean / norm)
             steps, values = zip(*points)
             axes.plot(steps, values, color=f"C{i % 10}", alpha=0.25, linewidth=0.8)
-            axes.plot(steps, smooth, color=f"C{i % 10}", linewidth=1.8, label=label)
+            axes.plot(steps, smooth(values, smoothing), color=f"C{i % 10}", linewidth=1.8, label=label)
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(fontsize=7)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from logs import read_jsonl
+from logs import read_jsonl, smooth
 
 # Okabe and Ito's colours, told apart by the colour-blind; with a marker for each, since prints are grey.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -199,12 +199,9 @@ def curves(training: dict[str, list[dict]], file: Path, smoothing: float = 0.8) 
     figure, axes = _figure()
     for i, (name, rows) in enumerate(training.items()):
         steps, values = zip(*((r["step"], r["reward/total"]) for r in rows if "reward/total" in r))
-        mean, norm, smooth = 0.0, 0.0, []
-        for v in values:
-            mean, norm = smoothing * mean + (1 - smoothing) * v, smoothing * norm + (1 - smoothing)
-            smooth.append(mean / norm)
         axes.plot(steps, values, color=COLORS[i % 7], alpha=0.25, linewidth=0.8)
-        axes.plot(steps, smooth, color=COLORS[i % 7], marker=MARKERS[i % 7], markevery=max(1, len(steps) // 10), label=name)
+        axes.plot(steps, smooth(values, smoothing), color=COLORS[i % 7], marker=MARKERS[i % 7],
+                  markevery=max(1, len(steps) // 10), label=name)
     axes.set(xlabel="step", ylabel="total reward")
     return _save(figure, axes, file)
 

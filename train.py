@@ -41,6 +41,7 @@ import corrgrpo
 import policy
 import prepare
 from logs import RunFolder, comparison, line, read_jsonl, replace
+from rewards.code import cores
 from rollout import Rollout, closing, collect, encode, opens_thinking, score
 from sampler import SamplerError, bf16_pays, make, stream, sync
 
@@ -445,10 +446,6 @@ def save_checkpoint(folder: Path, model, tokenizer, optimizer, state: dict, keep
                 {"optimizer": optimizer.state_dict(), **state})
     for old in prepare.checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def stopwatch():

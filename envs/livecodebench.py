@@ -13,7 +13,7 @@ import re
 import zlib
 from typing import Any
 
-from envs import Episode, Score, Task, programs, rows
+from envs import Task, programs, rows
 from rewards import code
 
 NEEDED = ("question_title", "question_content", "question_id", "contest_date", "starter_code", "public_test_cases",
@@ -79,9 +79,7 @@ def check(candidate):
 '''
 
 
-class LiveCodeBench:
-    reward_names, reward_weights = ("pass",), (1.0,)
-
+class LiveCodeBench(programs.Programs):
     def __init__(self, data: str = "", after: str = "", before: str = "", timeout: float = 6.0, memory_mb: int = 4096,
                  workers: int = 0):
         """data: a release's .jsonl file or a name on the hub; "": test6.jsonl (the 175 problems that release_v6 added) under
@@ -102,12 +100,6 @@ class LiveCodeBench:
         self.notes = {"slice": f"{len(tasks)} problems of {data}, {min(dates, default='')} to {max(dates, default='')}"}
         return tasks
 
-    def start(self, task: Task) -> Episode:
-        return Episode(task)
-
-    def score(self, episodes: list[Episode]) -> list[Score]:
-        return programs.judge([self.program(e.task, e.reply) for e in episodes], **self.limits)
-
     def program(self, task: Task, reply: str) -> programs.Program:
         cases = [*json.loads(task.data["public_test_cases"]), *hidden(task.data["private_test_cases"])]
         name, answer = json.loads(task.data["metadata"] or "{}").get("func_name"), code.last_block(reply)
@@ -118,8 +110,6 @@ class LiveCodeBench:
             return programs.Program(HEADER, answer, tests, method)
         tests = [COMPARE.format(input=case["input"], output=case["output"]) for case in cases]
         return programs.Program(STDIN, answer and f"SOURCE = {answer!r}", tests, "(lambda data: run_program(SOURCE, data))")
-
-    measures = staticmethod(programs.measures)
 
 
 def hidden(text: str) -> list[dict[str, Any]]:

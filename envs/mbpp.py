@@ -8,15 +8,13 @@ outside.
 import ast
 from typing import Any
 
-from envs import Episode, Score, Task, programs, rows
+from envs import Task, programs, rows
 
 FILES = {"mbpp": "mbpp/mbpp.jsonl", "sanitized": "mbpp/sanitized-mbpp.json"}    # as in google-research/google-research, mbpp
 TEST_IDS = range(11, 511)
 
 
-class MBPP:
-    reward_names, reward_weights = ("pass",), (1.0,)
-
+class MBPP(programs.Programs):
     def __init__(self, data: str = "mbpp", timeout: float = 10.0, memory_mb: int = 1024, workers: int = 0):
         """data: "mbpp" or "sanitized", mbpp/mbpp.jsonl and mbpp/sanitized-mbpp.json under $CORRGRPO_DATA (of
         google-research/google-research, mbpp); or a file of such rows. timeout: CPU seconds for a problem's assertions."""
@@ -35,14 +33,8 @@ class MBPP:
                                  f"({type(e).__name__}: {e})") from None
         return tasks
 
-    def start(self, task: Task) -> Episode:
-        return Episode(task)
-
     def reference(self, task: Task) -> str:
         return f"```python\n{task.data['code']}\n```"
-
-    def score(self, episodes: list[Episode]) -> list[Score]:
-        return programs.judge([self.program(e.task, e.reply) for e in episodes], **self.limits)
 
     def program(self, task: Task, reply: str) -> programs.Program:
         row, (name, others) = task.data, _names(task.data)
@@ -59,8 +51,6 @@ class MBPP:
             answer += f"\n{setup}\nleft_sides = [{lefts}]\n"
         tests = [_check(f"assert candidate({i}) == {right}" for i, (_, right) in enumerate(pairs))]
         return programs.Program(header, answer, tests, "(lambda i: left_sides[i]())")
-
-    measures = staticmethod(programs.measures)
 
 
 def _prompt(row: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from envs import Score
+from envs import Episode, Score, Task
 from rewards import code, sandbox
 
 
@@ -43,6 +43,18 @@ def judge(programs: list[Program], *, timeout: float, memory_mb: int, workers: i
         return list(pool.map(run, programs))
 
 
-def measures(sample: dict) -> dict[str, float]:
-    """Pass@1, and how many programs ran to the end or to a failed assertion."""
-    return {"Pass@1": sample["rewards"]["pass"], "Executable": float(sample["metrics"]["status"] in ("passed", "failed"))}
+class Programs:
+    """A benchmark of programs. What is its own: limits of `judge`, tasks(split), program(task, reply) and, where there are
+    solutions, reference(task)."""
+
+    reward_names, reward_weights = ("pass",), (1.0,)
+
+    def start(self, task: Task) -> Episode:
+        return Episode(task)
+
+    def score(self, episodes: list[Episode]) -> list[Score]:
+        return judge([self.program(e.task, e.reply) for e in episodes], **self.limits)
+
+    def measures(self, sample: dict) -> dict[str, float]:
+        """Pass@1, and how many programs ran to the end or to a failed assertion."""
+        return {"Pass@1": sample["rewards"]["pass"], "Executable": float(sample["metrics"]["status"] in ("passed", "failed"))}
