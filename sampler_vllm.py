@@ -47,8 +47,9 @@ class VLLMSampler:
         if self.cuda:
             memory = {"gpu_memory_utilization": cfg.gpu_memory_utilization, "enable_sleep_mode": self.can_sleep}
             torch.cuda.empty_cache()
-        else:
-            memory = {"kv_cache_memory_bytes": int(cfg.kv_cache_gb * 2**30), "enforce_eager": True}
+        else:   # a prompt that is cut in two has its draw taken back, which a CPU generator cannot do (the release crashes)
+            memory = {"kv_cache_memory_bytes": int(cfg.kv_cache_gb * 2**30), "enforce_eager": True,
+                      "enable_chunked_prefill": False}
         set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
         try:
             self.llm = LLM(folder, dtype=str(dtype).removeprefix("torch."), max_num_seqs=cfg.batch_size, max_model_len=-1,
