@@ -98,7 +98,7 @@ def make(cfg: SimpleNamespace, model: PreTrainedModel, tokenizer: PreTrainedToke
     if engine == "transformers":
         sampler = TransformersSampler(model, end_ids, dtype, cfg.sampler.batch_size)
     cfg.sampler.engine = engine
-    return sampler, f"{engine}: {why}"
+    return sampler, f"{engine}: {why}; prompt and reply have {sampler.context} tokens at most"
 
 
 def probe(tokenizer: PreTrainedTokenizerBase) -> list[int]:

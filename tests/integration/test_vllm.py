@@ -1,7 +1,8 @@
-"""vLLM as the sampler: the real engine on the embedded model, on a CPU. Tests of whole runs use a tiny model."""
+"""vLLM as the sampler: the real engine on the embedded model, on a CPU. Whole runs are of a tiny model."""
 
 import copy
 import gc
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import config
 import policy
 import sampler
+import train
 
 try:
     sampler.choose("vllm", "cpu")
@@ -196,3 +198,50 @@ def test_bfloat16_stays_close_and_stale_parts_are_caught_there_too(embedded, mon
     for i in (0, 37, 59):
         want = policy.log_probs(rounded, prompts[i], [together[i][0].ids])
         assert torch.allclose(torch.tensor(together[i][0].log_probs), want, atol=0.5)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory, embedded):
+    """A random Llama as small as the engine's attention allows, with the embedded model's tokenizer."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(
+        vocab_size=49152, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=512, tie_word_embeddings=True, eos_token_id=2, pad_token_id=2,
+        initializer_range=0.2))
+    policy.save(model, embedded[1], tmp_path_factory.mktemp("tiny") / "model")
+    return tmp_path_factory.getbasetemp() / "tiny0" / "model"
+
+
+def run(folder, model, *more):
+    return train.main([f"log.dir={folder}", f"model.name={model}", "env.name=tests.toy:Toy", "sampler.engine=vllm",
+                       "sampler.kv_cache_gb=0.05", "sampler.dtype=float32", "model.dtype=float32", "train.prompts_per_step=2",
+                       "train.group_size=4", "sampler.max_new_tokens=12", "train.learning_rate=1e-3", "train.threads=1", *more])
+
+
+def test_a_run_stopped_and_resumed_yields_the_numbers_of_a_whole_one(tiny, tmp_path, capsys):
+    """Two turns, so that replies come out of the prefix cache too."""
+    assert run(tmp_path, tiny, "env.turns=2", "log.name=whole", "train.steps=3") == 0
+    assert "sampling with vllm: " in capsys.readouterr().out
+    assert run(tmp_path, tiny, "env.turns=2", "log.name=cut", "train.steps=2") == 0
+    assert train.main(["--resume", f"log.dir={tmp_path}", "log.name=cut", "train.steps=3"]) == 0
+    whole, cut = ([{k: v for k, v in json.loads(line).items() if not k.startswith(("time/", "memory/", "tokens_per_second"))}
+                   for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()] for name in ("whole", "cut"))
+    assert whole == cut and len(whole) == 3
+    assert all(0 < row["sync_diff/max"] < 1e-3 for row in whole)
+    torch.set_num_threads(2)
+
+
+def test_a_run_with_a_stale_sampler_stops_with_an_explanation(tiny, tmp_path, capsys, monkeypatch):
+    """The release left to itself: nobody packs the tied head again after its weights were loaded anew."""
+    start = VLLMSampler.__init__
+
+    def start_and_forget(self, *args):
+        start(self, *args)
+        monkeypatch.setattr(UnquantizedEmbeddingMethod, "process_weights_after_loading", lambda self, layer: None)
+    monkeypatch.setattr(VLLMSampler, "__init__", start_and_forget)
+    assert run(tmp_path, tiny, "log.name=stale", "train.steps=3") == 1
+    assert "error: vLLM's output head is not the model's after the sync of the weights" in capsys.readouterr().err
+    assert (tmp_path / "stale" / "metrics.jsonl").read_text() == ""
+    torch.set_num_threads(2)
