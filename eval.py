@@ -11,6 +11,7 @@ again. FOLDER/BENCHMARK/samples.jsonl has a record for each reply, summary.json 
 
 import argparse
 import contextlib
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -39,7 +40,8 @@ BENCHMARKS = {
     "mbpp": ("envs.mbpp:MBPP", {}, "all", "MBPP, all 974 problems"),
     "mbpp_test": ("envs.mbpp:MBPP", {}, "test", "MBPP, task ids 11 to 510"),
     "mbpp_sanitized": ("envs.mbpp:MBPP", {"data": "sanitized"}, "all", "MBPP sanitized, 427"),
-    "livecodebench": ("envs.livecodebench:LiveCodeBench", {}, "test", "LiveCodeBench, the v6 slice unless data says other"),
+    "livecodebench": ("envs.livecodebench:LiveCodeBench", {}, "test",
+                      "LiveCodeBench, the v6 slice: livecodebench.release=v6, v4_v6, release_v5 and so on"),
     "rlla": ("rlla", {"data": ("rlla_4k/test.parquet", "rlla/test.parquet", "rlla/rlla_test.jsonl.gz")}, "test",
              "RLLA-4K's test split, 80"),
     "rlla_tiny": ("rlla", {"data": "tiny"}, "test", "100 held-out rows made from data/tools.json"),
@@ -118,7 +120,7 @@ def evaluate(args: argparse.Namespace) -> int:
         file = folder / "samples.jsonl"
         print(f"{name}: {len(job.tasks)} tasks, {args.samples} {'greedy' if temperature == 0 else 'sampled'} each; {folder}")
         if args.rescore:
-            rescore(job, file)
+            rescore(job, file, cfg.sampler.batch_size)
             replace(folder / "settings.json", json.dumps(read_settings(folder) | {"arguments": job.arguments}, indent=1))
         else:
             folder.mkdir(parents=True, exist_ok=True)
@@ -129,7 +131,7 @@ def evaluate(args: argparse.Namespace) -> int:
         samples = [s for s in read_jsonl(file) if s["id"] in job.ids]
         summary = {"benchmark": name, **read_settings(folder)} | report.summarize(job.env, samples, cfg.train.seed)
         if name in ("leetcode", "starter") and args.rounds:
-            summary["measures"] |= efficiency(job, samples, args.rounds)
+            summary["measures"] |= efficiency(job, samples, args.rounds, folder / "efficiency.jsonl")
         summary["notes"] = getattr(job.env, "notes", {})
         replace(folder / "summary.json", json.dumps(summary, indent=1, default=str))
     runs = {Path(args.out).resolve().name: report.read_run(Path(args.out))[0]}
@@ -241,15 +243,20 @@ def sample(job: SimpleNamespace, file: Path, write, n: int, size: int) -> None:
             bar.update(len(batch) * n)
 
 
-def rescore(job: SimpleNamespace, file: Path) -> None:
+def rescore(job: SimpleNamespace, file: Path, size: int) -> None:
+    """Judge the replies of samples.jsonl again, `size` at once; the file changes when all are judged."""
     old, tasks = read_jsonl(file), {task.id: task for task in job.tasks}
     kept = [s for s in old if s["id"] in tasks]
-    rollouts = [replay(job.env, tasks[s["id"]], i, s["replies"]) for i, s in enumerate(kept)]
-    score(job.env, rollouts)
-    new = [s | {key: value for key, value in record(job.env, r, s["sample"]).items()
-                if key in ("rewards", "metrics", "error")} for s, r in zip(kept, rollouts)]
-    replace(file, "".join(json.dumps(s, default=str) + "\n"
-                          for s in [*new, *(s for s in old if s["id"] not in tasks)]))
+    new = [s for s in old if s["id"] not in tasks]
+    with tqdm(total=len(kept), desc=job.name, unit="reply", disable=None) as bar:
+        for batch in (kept[i : i + size] for i in range(0, len(kept), size)):
+            rollouts = [replay(job.env, tasks[s["id"]], i, s["replies"]) for i, s in enumerate(batch)]
+            score(job.env, rollouts)
+            new += [s | {key: value for key, value in record(job.env, r, s["sample"]).items()
+                         if key in ("rewards", "metrics", "error")} for s, r in zip(batch, rollouts)]
+            bar.update(len(batch))
+    replace(file, "".join(json.dumps(s, default=str) + "\n" for s in new))
+    (file.parent / "efficiency.jsonl").unlink(missing_ok=True)
 
 
 def record(env, r: Rollout, number: int) -> dict:
@@ -269,15 +276,26 @@ def transcripts(env, rollouts: list[Rollout], n: int, folder: Path) -> None:
                     replace(folder / "transcripts" / (name + env.transcript_suffix), env.transcript(r.episode))
 
 
-def efficiency(job: SimpleNamespace, samples: list[dict], rounds: int) -> dict:
+def efficiency(job: SimpleNamespace, samples: list[dict], rounds: int, file: Path) -> dict:
     """Of the first replies that pass, the share strictly faster than the reference; the mean of the rounds, low and high the
-    lowest and the highest round."""
+    lowest and the highest round. A row of `file` is a round; rounds of the same programs are not run again."""
     rows = {task.id: task.data for task in job.tasks}
     passing = [s for s in samples if s["sample"] == 0 and s["error"] is None and s["rewards"]["pass"] == 1]
     pairs = [(rows[s["id"]], code.extract_code(s["replies"][0], rows[s["id"]]["entry_point"]), rows[s["id"]]["completion"])
              for s in passing]
-    with tqdm(total=len(pairs) * rounds, desc="paired rounds", unit="pair", disable=None) as bar:
-        found = code.paired_rounds(pairs, rounds=rounds, progress=bar.update, **job.limits)
+    ids = [s["id"] for s in passing]
+    key = hashlib.sha256(json.dumps([ids, [pair[1] for pair in pairs], job.limits]).encode()).hexdigest()[:16]
+    kept = [r for r in read_jsonl(file) if r["key"] == key]
+    replace(file, "".join(json.dumps(r) + "\n" for r in kept))
+
+    def keep(outcome: list[bool | None]) -> None:
+        with open(file, "a", encoding="utf-8") as f:
+            f.write(json.dumps({"key": key, "faster": dict(zip(ids, outcome))}) + "\n")
+
+    with tqdm(total=len(pairs) * rounds, initial=len(pairs) * min(len(kept), rounds), desc="paired rounds", unit="pair",
+              disable=None) as bar:
+        found = code.paired_rounds(pairs, rounds=rounds, done=[list(r["faster"].values()) for r in kept], keep=keep,
+                                   progress=bar.update, **job.limits)
     if not found["rounds"]:
         return {}
     shares = [100 * share for share in found["rounds"]]

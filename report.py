@@ -52,7 +52,8 @@ def summarize(env, samples: list[dict], seed: int = 0) -> dict[str, Any]:
             counts.setdefault(sample["id"], []).append(sample["rewards"]["pass"])
     k = 2
     while counts and all(len(c) >= k for c in counts.values()):     # pass@1 is the mean itself
-        out[f"Pass@{k}"] = interval([pass_at_k(len(c), round(sum(c)), k) for c in counts.values()], seed)
+        values[f"Pass@{k}"] = {task: pass_at_k(len(c), round(sum(c)), k) for task, c in counts.items()}
+        out[f"Pass@{k}"] = interval(list(values[f"Pass@{k}"].values()), seed)
         k *= 2
     return {"measures": out, "tasks": len({s["id"] for s in samples}), "samples": len(samples),
             "errors": sum(s["error"] is not None for s in samples), "per_task": values}
@@ -116,10 +117,13 @@ def table(runs: dict[str, dict[str, dict]]) -> str:
             if name != base:
                 cells = []
                 for c in columns:
-                    both = [rows[x]["per_task"].get(c) for x in (base, name)]
-                    d = paired(*both) if all(both) else None
-                    scale = rows[name]["measures"].get(c, {}).get("scale", 100.0)
-                    cells.append(f"{scale * d['difference']:+.2f} (p = {d['p']:.2g})" if d and d["n"] else "")
+                    tasks = [rows[x]["per_task"].get(c) for x in (base, name)]
+                    means = [rows[x]["measures"].get(c) for x in (base, name)]
+                    d = paired(*tasks) if all(tasks) else {"n": 0}
+                    if d["n"]:
+                        cells.append(f"{means[1]['scale'] * d['difference']:+.2f} (p = {d['p']:.2g})")
+                    else:                               # a mean of other means, or of rounds: no tasks to pair
+                        cells.append(f"{means[1]['value'] - means[0]['value']:+.2f}" if all(means) and not any(tasks) else "")
                 grid.append([f"{name} - {base}", *cells])
         if len(columns) > 12:                               # many measures: one a line
             grid = [["measure", *grid[0][1:]], *grid[1:]]
@@ -127,6 +131,8 @@ def table(runs: dict[str, dict[str, dict]]) -> str:
         lines = [f"**{benchmark}** ({sizes} tasks; percent, 95 % intervals; of Efficiency the spread of its rounds)", "",
                  *(f"| {' | '.join(row)} |" for row in grid)]
         lines.insert(3, "|---" * len(grid[0]) + "|")
+        lines += list(dict.fromkeys(f"\n{key}: {note}" for s in rows.values() for key, note in s.get("notes", {}).items()
+                                    if isinstance(note, str)))
         lines += [f"\n{s['errors']} of {s['samples']} samples of {name} have no score and are left out"
                   for name, s in rows.items() if s["errors"]]
         blocks.append("\n".join(lines))

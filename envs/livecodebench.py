@@ -13,12 +13,15 @@ import re
 import zlib
 from typing import Any
 
+import huggingface_hub
+
 from envs import Task, programs, rows
 from rewards import code
 
 NEEDED = ("question_title", "question_content", "question_id", "contest_date", "starter_code", "public_test_cases",
           "private_test_cases", "metadata")
-FILE, HUB = "livecodebench/test6.jsonl", "livecodebench/code_generation_lite"
+HUB = "livecodebench/code_generation_lite"
+ADDED = (400, 111, 101, 101, 167, 175)      # problems that releases 1 to 6 added, as published
 
 HEADER = """from string import *
 from re import *
@@ -80,10 +83,18 @@ def check(candidate):
 
 
 class LiveCodeBench(programs.Programs):
-    def __init__(self, data: str = "", after: str = "", before: str = "", timeout: float = 6.0, memory_mb: int = 4096,
-                 workers: int = 0):
-        """data: a release's .jsonl file or a name on the hub; "": test6.jsonl (the 175 problems that release_v6 added) under
-        $CORRGRPO_DATA. after, before: contest dates, YYYY-MM-DD, both included. timeout: CPU seconds for one test."""
+    def __init__(self, release: str = "v6", data: str = "", after: str = "", before: str = "", timeout: float = 6.0,
+                 memory_mb: int = 4096, workers: int = 0):
+        """release, as LiveCodeBench names its slices: v6 (the 175 problems that the sixth release added), v4_v6 (added by the
+        fourth to the sixth), release_v6 (all 1,055 up to it); its files are test.jsonl, test2.jsonl ... test6.jsonl, under
+        livecodebench/ in $CORRGRPO_DATA or on the hub. data: one .jsonl file with rows of that kind instead. after, before:
+        contest dates, YYYY-MM-DD, both included. timeout: CPU seconds for one test."""
+        slice_ = re.fullmatch(r"(release_)?v([1-6])(?:_v([1-6]))?", release)
+        if not slice_ or (slice_[1] and slice_[3]):
+            raise ValueError(f"livecodebench.release = {release!r}: slices are v1 to v6, ranges as v4_v6, and release_v1 to "
+                             "release_v6")
+        first, last = 1 if slice_[1] else int(slice_[2]), int(slice_[3] or slice_[2])
+        self.release, self.numbers = release, range(first, last + 1)
         for name, date in (("after", after), ("before", before)):
             if date and not re.fullmatch(r"\d{4}-\d\d-\d\d", date):
                 raise ValueError(f"livecodebench.{name} = {date!r}: a date is YYYY-MM-DD")
@@ -91,14 +102,16 @@ class LiveCodeBench(programs.Programs):
         self.limits, self.notes = {"timeout": timeout, "memory_mb": memory_mb, "workers": workers}, {}
 
     def tasks(self, split: str = "test") -> list[Task]:
-        data = self.data or (FILE if rows.find_file(FILE) else HUB)
-        tasks = []
-        for row in rows.texts(data, split, NEEDED):
-            if self.after <= row["contest_date"][:10] <= (self.before or "9999"):
-                tasks.append(Task(row["question_id"], [{"role": "user", "content": _prompt(row)}], data=row))
-        dates = [task.data["contest_date"][:10] for task in tasks]
-        self.notes = {"slice": f"{len(tasks)} problems of {data}, {min(dates, default='')} to {max(dates, default='')}"}
-        return tasks
+        found = [row for file in ([self.data] if self.data else map(_file, self.numbers))
+                 for row in rows.texts(file, split, NEEDED)]
+        kept = [row for row in found if self.after <= row["contest_date"][:10] <= (self.before or "9999")]
+        dates = [row["contest_date"][:10] for row in kept]
+        published = sum(ADDED[n - 1] for n in self.numbers)
+        self.notes = {"slice": f"{len(kept)} problems of {self.data or self.release}, {min(dates, default='')} to "
+                               f"{max(dates, default='')}"}
+        if not self.data and len(found) != published:
+            self.notes["slice"] += f" (its files hold {len(found)}; published are {published})"
+        return [Task(row["question_id"], [{"role": "user", "content": _prompt(row)}], data=row) for row in kept]
 
     def program(self, task: Task, reply: str) -> programs.Program:
         cases = [*json.loads(task.data["public_test_cases"]), *hidden(task.data["private_test_cases"])]
@@ -110,6 +123,19 @@ class LiveCodeBench(programs.Programs):
             return programs.Program(HEADER, answer, tests, method)
         tests = [COMPARE.format(input=case["input"], output=case["output"]) for case in cases]
         return programs.Program(STDIN, answer and f"SOURCE = {answer!r}", tests, "(lambda data: run_program(SOURCE, data))")
+
+
+def _file(number: int) -> str:
+    """The problems that a release added: under $CORRGRPO_DATA, or fetched from the hub as a file, since the data set's own
+    loader is a script that `datasets` runs no more."""
+    name = f"test{number if number > 1 else ''}.jsonl"
+    if here := rows.find_file(f"livecodebench/{name}"):
+        return str(here)
+    try:
+        return huggingface_hub.hf_hub_download(HUB, name, repo_type="dataset")
+    except Exception as e:      # the hub's client raises many kinds, all meaning "not to be had"
+        raise ValueError(f"livecodebench/{name} is no file under $CORRGRPO_DATA and could not be fetched from {HUB} on the "
+                         f"Hugging Face hub: {type(e).__name__}: {str(e).partition(chr(10))[0]}") from None
 
 
 def hidden(text: str) -> list[dict[str, Any]]:

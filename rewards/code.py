@@ -69,35 +69,41 @@ def score(replies: Sequence[str], rows: Sequence[dict], *, timeout: float = 5.0,
 
 
 def paired_rounds(pairs: Sequence[tuple[dict, str, str]], *, rounds: int = 8, timeout: float = 5.0, memory_mb: int = 1024,
+                  done: Sequence[Sequence[bool | None]] = (), keep: Callable[[list], object] = lambda outcome: None,
                   progress: Callable[[], object] = lambda: None) -> dict:
     """How often the first program of a pair is strictly faster than the second, as the paper measures efficiency.
 
     pairs: (row, first, second), both code for the row's test. Each round runs both programs of each pair one after the other
     on one pinned core, in an order that alternates from round to round. A pair counts if both passed in every round with a
     positive, finite CPU time. Returns {"rounds": the share in each round, "pairs": how many counted}; no round if none did.
+
+    keep is called with each round's outcome, for each pair True, False, or None where it does not count; done: the outcomes of
+    rounds that an earlier call kept, which are not run again.
     """
     affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    faster, eligible = [], set(range(len(pairs)))
+    outcomes = [list(outcome) for outcome in done][:rounds]
     sandbox.close()                             # the template's successor inherits the core
     try:
         if affinity:
             os.sched_setaffinity(0, {max(affinity)})
-        for n in range(rounds):
-            faster.append(set())
-            for i in sorted(eligible):
-                row, *codes = pairs[i]
-                ran = {k: sandbox.run(row["prompt"], codes[k], row["test"], row["entry_point"], timeout=timeout,
-                                      memory_mb=memory_mb) for k in ((0, 1) if n % 2 == 0 else (1, 0))}
-                if not all(r.status == "passed" and r.cpu_seconds and r.cpu_seconds > 0 for r in ran.values()):
-                    eligible.discard(i)
-                elif ran[0].cpu_seconds < ran[1].cpu_seconds:
-                    faster[-1].add(i)
+        for n in range(len(outcomes), rounds):
+            outcome: list[bool | None] = [None] * len(pairs)
+            for i, (row, *codes) in enumerate(pairs):
+                if all(earlier[i] is not None for earlier in outcomes):
+                    ran = {k: sandbox.run(row["prompt"], codes[k], row["test"], row["entry_point"], timeout=timeout,
+                                          memory_mb=memory_mb) for k in ((0, 1) if n % 2 == 0 else (1, 0))}
+                    if all(r.status == "passed" and r.cpu_seconds and r.cpu_seconds > 0 for r in ran.values()):
+                        outcome[i] = ran[0].cpu_seconds < ran[1].cpu_seconds
                 progress()
+            outcomes.append(outcome)
+            keep(outcome)
     finally:
         if affinity:
             os.sched_setaffinity(0, affinity)
         sandbox.close()
-    return {"rounds": [len(won & eligible) / len(eligible) for won in faster] if eligible else [], "pairs": len(eligible)}
+    counted = [i for i in range(len(pairs)) if all(outcome[i] is not None for outcome in outcomes)]
+    return {"rounds": [sum(outcome[i] for i in counted) / len(counted) for outcome in outcomes] if counted else [],
+            "pairs": len(counted)}
 
 
 def extract_code(reply: str, entry_point: str) -> str | None:

@@ -20,6 +20,7 @@ FOLDER_BYTES = 32 << 20
 MAX_PROCESSES = 320   # of a program, threads included; Linux wants it over 300
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same numbers on every architecture
+_MOUNT_SETATTR, _AT_FDCWD, _RECURSIVE = 442, -100, 0x8000
 _WRITE, _READ, _READ_DIR = 1 << 1, 1 << 2, 1 << 3
 _EXECUTE, _DEVICES = 1 << 0, 1 << 6 | 1 << 11
 
@@ -42,14 +43,21 @@ def fork_as_init() -> int:
 
 
 def private_mounts() -> bool:
-    """A /proc that shows this pid namespace only, and an empty folder in memory, for this process and its children."""
+    """A /proc that shows this pid namespace only, and an empty folder in memory, for this process and its children; all else
+    is read-only: Landlock does not stop the owner of a file from chmod, utime and setxattr. Linux 5.12 or newer."""
     if os.getpid() != 1 or not unshare(NEWNS | NEWIPC):
         return False
     options = f"size={FOLDER_BYTES},nr_inodes=1000,mode=0777".encode()
     nosuid_nodev_noexec, recursive_private = 2 | 4 | 8, 1 << 14 | 1 << 18
     return (_libc.mount(None, b"/", None, recursive_private, None) == 0
             and _libc.mount(b"proc", b"/proc", b"proc", nosuid_nodev_noexec, None) == 0
-            and _libc.mount(b"tmpfs", FOLDER.encode(), b"tmpfs", nosuid_nodev_noexec, options) == 0)
+            and _libc.mount(b"tmpfs", FOLDER.encode(), b"tmpfs", nosuid_nodev_noexec, options) == 0
+            and _read_only("/", True, _RECURSIVE) and _read_only("/proc", False) and _read_only(FOLDER, False))
+
+
+def _read_only(path: str, wanted: bool, flags: int = 0) -> bool:
+    change = struct.pack("=QQQQ", wanted, not wanted, 0, 0)     # attributes to set and to clear, propagation, user namespace
+    return _libc.syscall(_MOUNT_SETATTR, _AT_FDCWD, path.encode(), flags, change, ctypes.c_size_t(len(change))) == 0
 
 
 def limit_processes() -> bool:
@@ -136,7 +144,8 @@ def readable() -> dict[str, int]:
 
 def seccomp(may_fork: bool) -> bool:
     """From now on the calls in _DENIED fail with EPERM: memory that no rlimit counts, sockets (pairs excepted), and parts of
-    the kernel that no answer needs; and new processes unless `may_fork`. Needs no_new_privs. See seccomp(2)."""
+    the kernel that no answer needs; limits of other processes; and new processes unless `may_fork`. Needs no_new_privs.
+    See seccomp(2)."""
     program = _filter(may_fork)
     code = ctypes.create_string_buffer(program)
     return bool(program) and _libc.prctl(22, 2, struct.pack("@HP", len(program) // 8, ctypes.addressof(code)), 0, 0) == 0
@@ -144,7 +153,7 @@ def seccomp(may_fork: bool) -> bool:
 
 @functools.cache
 def _filter(may_fork: bool) -> bytes:
-    audit_arch, clone, forks, numbers = _DENIED.get(platform.machine(), (0, 0, (), ()))
+    audit_arch, clone, prlimit, forks, numbers = _DENIED.get(platform.machine(), (0, 0, 0, (), ()))
     if _libc is None or not numbers or sys.maxsize < 1 << 32:
         return b""
     load, equal, at_least, has, give = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -155,15 +164,16 @@ def _filter(may_fork: bool) -> bytes:
     if not may_fork:  # clone3 hides its flags; without it libc uses clone, which may make threads
         program += [(equal, 0, 1, 435), (give, 0, 0, unknown)]
         program += [(equal, 0, 3, clone), (load, 0, 0, 16), (has, 1, 0, 0x10000), (give, 0, 0, deny)]
-    program += [(give, 0, 0, allow)]
+    # Linux lets a process set the limits of any other of its user, the checker's too: none but its own, named 0
+    program += [(equal, 0, 3, prlimit), (load, 0, 0, 16), (equal, 1, 0, 0), (give, 0, 0, deny), (give, 0, 0, allow)]
     return b"".join(struct.pack("=HBBI", *step) for step in program)
 
 
-_DENIED = {  # audit number of the architecture, clone, fork and vfork; then socket, shmget, semget, msgget, memfd_create,
-    # memfd_secret, unshare, setns, mount, ptrace, process_vm_readv and _writev, bpf, perf_event_open, io_uring_setup, add_key,
-    # request_key, keyctl, userfaultfd, pidfd_getfd
-    "x86_64": (0xC000003E, 56, (57, 58), (
+_DENIED = {  # audit number of the architecture, clone, prlimit64, fork and vfork; then socket, shmget, semget, msgget,
+    # memfd_create, memfd_secret, unshare, setns, mount, ptrace, process_vm_readv and _writev, bpf, perf_event_open,
+    # io_uring_setup, add_key, request_key, keyctl, userfaultfd, pidfd_getfd
+    "x86_64": (0xC000003E, 56, 302, (57, 58), (
         41, 29, 64, 68, 319, 447, 272, 308, 165, 101, 310, 311, 321, 298, 425, 248, 249, 250, 323, 438)),
-    "aarch64": (0xC00000B7, 220, (), (
+    "aarch64": (0xC00000B7, 220, 261, (), (
         198, 194, 190, 186, 279, 447, 97, 268, 40, 117, 270, 271, 280, 241, 425, 217, 218, 219, 282, 438)),
 }

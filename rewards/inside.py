@@ -40,8 +40,9 @@ TICK = 0.01             # seconds between two looks at a candidate that is busy
 GRACE = 0.5             # seconds that a program may sleep beyond `timeout`
 HARD_FACTOR = 20.0      # no program is given more than so many times `timeout`, however busy the machine is
 MAX_PROCESSES = 64      # of a program; the kernel's own limit is further away (confine.py)
-MAX_MESSAGE = 64 << 20  # bytes of one call or result
+MAX_MESSAGE = 32 << 20  # bytes of one call or result
 FILE_BYTES = 16 << 20   # a program may write so much to a file
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)  # of a checker: a result too deep to hash, compare or free
 OUT_OF_MEMORY = 77      # the candidate's exit status when it cannot even say so
 PRELOADED = ("bisect", "collections", "copy", "datetime", "functools", "heapq", "itertools", "math", "operator", "random", "re",
              "string", "threading", "typing")
@@ -75,7 +76,11 @@ def template(control_fd: int, parent_fd: int, site: list[str]) -> None:
         for fd, _ in poll.poll():
             if fd in checkers:  # it ended: the other side sees its socket close when nothing of it is left
                 pid, job_fd = checkers.pop(fd)
-                os.waitpid(pid, 0)
+                ended = os.waitpid(pid, 0)[1]
+                if os.WIFSIGNALED(ended) and os.WTERMSIG(ended) in CRASHES:
+                    with contextlib.suppress(OSError):
+                        last = {"status": "runtime_error", "detail": "the result crashed the checker"}
+                        wire.send(job_fd, json.dumps(last).encode())
                 poll.unregister(fd)
                 os.close(fd)
                 os.close(job_fd)
@@ -363,18 +368,22 @@ class Proxy:
         return waited / 1e9 + time.process_time()
 
     def _watch(self) -> None:
-        """rlimits count by process: end a program that has too many, or whose processes hold too much together."""
+        """rlimits count by process: end a program that has too many, or whose processes use too much together."""
         if self.started() <= self._pid:
             return
-        pids, kilobytes = [name for name in os.listdir("/proc") if name.isdigit()], 0
+        pids, kilobytes, ticks = [name for name in os.listdir("/proc") if name.isdigit()], 0, 0
         if len(pids) > MAX_PROCESSES:  # they crowd out this process: no time to lose
             raise self._stop("runtime_error", "too many processes")
         for pid in pids:
             with contextlib.suppress(OSError):  # it has just ended
                 status = look(f"/proc/{pid}/status")
                 kilobytes += sum(map(int, re.findall(rb"Rss(?:Anon|Shmem):\s+(\d+)", status)))
+                if pid != "1":  # user and system time, its own and that of children it has reaped
+                    ticks += sum(map(int, look(f"/proc/{pid}/stat").rpartition(b")")[2].split()[11:15]))
         if kilobytes << 10 > self._memory:
             raise self._stop("memory", "out of memory, all processes together")
+        if ticks / os.sysconf("SC_CLK_TCK") - self._begun_cpu >= self._limit:
+            raise self._stop("timeout", "out of time, all processes together")
 
     def _stop(self, status: str, detail: str) -> Stop:
         self.stopped = self.stopped or (status, detail)

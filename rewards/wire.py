@@ -5,6 +5,9 @@ that can build nothing else. Neither side trusts what it reads: the checker beca
 """
 
 import collections
+import collections.abc
+import decimal
+import functools
 import io
 import itertools
 import numbers
@@ -46,7 +49,23 @@ def encode(value: object, classes: dict[str, type]) -> bytes:
 
 
 def decode(data: bytes, classes: dict[str, type]) -> object:
-    return _Decoder(io.BytesIO(data), classes).load()
+    decoder = _Decoder(io.BytesIO(data), classes)
+    value = decoder.load()
+    for node in decoder.nodes:
+        if not vars(node).keys().isdisjoint(_methods(type(node))):
+            raise pickle.UnpicklingError("a field stands where its class has a method")
+    return value
+
+
+@functools.cache
+def _methods(kind: type) -> set[str]:
+    return {name for name in dir(kind) if callable(getattr(kind, name, None))}
+
+
+def _fields(node: object) -> dict[str, object]:
+    declared = [kind.__dict__.get("__slots__", ()) for kind in type(node).__mro__]
+    slots = [name for names in declared for name in ([names] if isinstance(names, str) else names)]
+    return {name: getattr(node, name) for name in slots if hasattr(node, name)} | getattr(node, "__dict__", {})
 
 
 class Opaque:
@@ -75,7 +94,7 @@ class _Encoder(pickle.Pickler):
         if any(value is kind for kind in TYPES.values()):
             return make, ("type", value.__name__)
         kind = type(value)
-        if kind.__name__ in self._classes and hasattr(value, "__dict__"):
+        if kind.__name__ in self._classes:
             return make, ("nodes", self._table(value))
         for plain in (int, float, str, bytes, list, tuple, dict, set, frozenset):  # a subclass is what it extends
             if isinstance(value, plain):
@@ -86,6 +105,10 @@ class _Encoder(pickle.Pickler):
             return make, ("plain", int(value))
         if isinstance(value, numbers.Real):
             return make, ("plain", float(value))
+        if isinstance(value, decimal.Decimal):
+            return make, ("decimal", str(value))
+        if isinstance(value, collections.abc.Set):  # the keys of a dictionary
+            return make, ("plain", set(value))
         if isinstance(value, range):
             return make, ("range", value.start, value.stop, value.step)
         if isinstance(value, collections.deque):
@@ -101,7 +124,7 @@ class _Encoder(pickle.Pickler):
         nodes, index, table = [root], {id(root): 0}, []
         for node in nodes:
             fields, links = {}, {}
-            for name, value in vars(node).items():
+            for name, value in _fields(node).items():
                 if type(value).__name__ not in self._classes:
                     fields[name] = value
                     continue
@@ -119,7 +142,7 @@ class _Decoder(pickle.Unpickler):
 
     def __init__(self, file: io.BytesIO, classes: dict[str, type]):
         super().__init__(file)
-        self._classes = classes
+        self._classes, self.nodes = classes, []
 
     def find_class(self, module: str, name: str):
         if (module, name) != (__name__, "make"):
@@ -133,11 +156,13 @@ class _Decoder(pickle.Unpickler):
             return self._nodes(parts[0])
         if kind == "opaque":
             return Opaque()
-        simple = {"complex": complex, "range": range, "deque": collections.deque, "iterator": iter, "type": TYPES.get}
+        simple = {"complex": complex, "range": range, "deque": collections.deque, "iterator": list.__iter__, "type": TYPES.get,
+                  "decimal": decimal.Decimal}
         return simple[kind](*parts)
 
     def _nodes(self, table: list[tuple[str, dict, dict]]) -> object:
         nodes = [object.__new__(self._classes[name]) for name, _, _ in table]
+        self.nodes += nodes
         for node, (_, fields, links) in zip(nodes, table):
             for name, value in [*fields.items(), *((name, nodes[index]) for name, index in links.items())]:
                 if not name.startswith("__"):

@@ -98,7 +98,7 @@ def problem(cases, kind="stdin", **more):
 def verdicts(tmp_path, row, programs):
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(row) + "\n")
-    env = LiveCodeBench(str(file), timeout=1.0)
+    env = LiveCodeBench(data=str(file), timeout=1.0)
     (task,) = env.tasks()
     return [int(s.rewards["pass"]) if s.error is None else s.error
             for s in scores(env, [(task, f"First:\n```python\nx\n```\nthen\n```python\n{p}\n```") for p in programs])]
@@ -141,7 +141,7 @@ def test_each_test_is_a_run_of_its_own(tmp_path):
 
 @needs_data
 def test_real_rows_and_their_dates():
-    env = LiveCodeBench(str(DATA / "livecodebench" / "sample_schema.jsonl"))
+    env = LiveCodeBench(data=str(DATA / "livecodebench" / "sample_schema.jsonl"))
     stdin, functional = env.tasks()
     assert "2 problems of" in env.notes["slice"] and "2023-08-21 to 2025-01-11" in env.notes["slice"]
     swap = ("n = int(input())\nfor _ in range(n):\n    s = input().strip()\n"
@@ -152,10 +152,25 @@ def test_real_rows_and_their_dates():
              (functional, zigzag.format(2)), (functional, zigzag.format(3))]
     assert [s.rewards["pass"] for s in scores(env, [(t, f"```python\n{p}\n```") for t, p in pairs])] == [1, 0, 1, 0]
     file = str(DATA / "livecodebench" / "sample_schema.jsonl")
-    assert [t.id for t in LiveCodeBench(file, after="2024-01-01").tasks()] == [functional.id]
-    assert [t.id for t in LiveCodeBench(file, before="2023-08-21").tasks()] == [stdin.id]
+    assert [t.id for t in LiveCodeBench(data=file, after="2024-01-01").tasks()] == [functional.id]
+    assert [t.id for t in LiveCodeBench(data=file, before="2023-08-21").tasks()] == [stdin.id]
     with pytest.raises(ValueError, match="YYYY-MM-DD"):
-        LiveCodeBench(file, after="2024")
+        LiveCodeBench(data=file, after="2024")
+
+
+def test_a_slice_of_livecodebench_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("CORRGRPO_DATA", str(tmp_path))
+    (tmp_path / "livecodebench").mkdir()
+    for n in range(1, 7):
+        row = problem([("1", "2")]) | {"question_id": f"added by {n}"}
+        (tmp_path / "livecodebench" / f"test{n if n > 1 else ''}.jsonl").write_text(json.dumps(row) + "\n")
+    for release, numbers in (("v6", [6]), ("v1", [1]), ("v4_v6", [4, 5, 6]), ("release_v3", [1, 2, 3])):
+        env = LiveCodeBench(release)
+        assert [t.id for t in env.tasks()] == [f"added by {n}" for n in numbers]
+        assert f"{len(numbers)} problems of {release}" in env.notes["slice"] and "published are" in env.notes["slice"]
+    for wrong in ("v7", "release_v4_v6", "6"):
+        with pytest.raises(ValueError, match="v4_v6"):
+            LiveCodeBench(wrong)
 
 
 def test_hidden_tests_cannot_bring_code():

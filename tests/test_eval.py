@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -73,8 +74,6 @@ def test_killed_at_any_moment_it_goes_on_and_gives_the_same_samples(base, tiny_f
 
 
 def test_rescoring_judges_the_same_replies_again(references, tmp_path, capsys):
-    import shutil
-
     shutil.copytree(references, tmp_path / "r")
     file = tmp_path / "r" / "starter" / "samples.jsonl"
     wrong = [s | {"rewards": {}, "error": "the sandbox died"} for s in samples_of(file.parent)]
@@ -85,6 +84,26 @@ def test_rescoring_judges_the_same_replies_again(references, tmp_path, capsys):
     assert [s["rewards"]["pass"] for s in samples_of(file.parent)] == [1, 1, 1, 0, 1, 1, 1, 1, 1, 1]
     assert json.loads((file.parent / "summary.json").read_text())["measures"]["Pass@1"]["k"] == 9
     assert "90.00 [59.6, 98.2] 9/10" in capsys.readouterr().out
+
+
+def test_rounds_of_efficiency_that_were_run_are_kept(references, tmp_path):
+    shutil.copytree(references, tmp_path / "r")
+    file = tmp_path / "r" / "starter" / "summary.json"
+
+    def rounds():
+        assert evaluation.main(["--model", "references", "--benchmarks", "starter", "--limit", "10", "--rounds", "2", "--out",
+                                str(tmp_path / "r"), "--max-new-tokens", "12"]) == 0
+        return [json.loads(line)["faster"] for line in (file.parent / "efficiency.jsonl").read_text().splitlines()]
+
+    whole = rounds()
+    (file.parent / "efficiency.jsonl").write_text(json.dumps({"key": "other programs", "faster": {}}) + "\n")
+    assert rounds() != [{}, {}]
+    first, _ = (references / "starter" / "efficiency.jsonl").read_text().splitlines()
+    (file.parent / "efficiency.jsonl").write_text(first + "\n")
+    again = rounds()
+    assert again[0] == whole[0] and len(again) == 2 and set(again[1]) == set(whole[0])
+    measure = json.loads(file.read_text())["measures"]["Efficiency"]
+    assert measure["rounds"] == [100 * sum(r.values()) / 10 for r in again]
 
 
 def test_several_samples_give_pass_at_k(tiny_folder, tmp_path):
