@@ -256,7 +256,6 @@ def rescore(job: SimpleNamespace, file: Path, size: int) -> None:
                          if key in ("rewards", "metrics", "error")} for s, r in zip(batch, rollouts)]
             bar.update(len(batch))
     replace(file, "".join(json.dumps(s, default=str) + "\n" for s in new))
-    (file.parent / "efficiency.jsonl").unlink(missing_ok=True)
 
 
 def record(env, r: Rollout, number: int) -> dict:
@@ -284,7 +283,8 @@ def efficiency(job: SimpleNamespace, samples: list[dict], rounds: int, file: Pat
     pairs = [(rows[s["id"]], code.extract_code(s["replies"][0], rows[s["id"]]["entry_point"]), rows[s["id"]]["completion"])
              for s in passing]
     ids = [s["id"] for s in passing]
-    key = hashlib.sha256(json.dumps([ids, [pair[1] for pair in pairs], job.limits]).encode()).hexdigest()[:16]
+    programs = [[row["prompt"], row["test"], *codes] for row, *codes in pairs]
+    key = hashlib.sha256(json.dumps([ids, programs, job.limits]).encode()).hexdigest()[:16]
     kept = [r for r in read_jsonl(file) if r["key"] == key]
     replace(file, "".join(json.dumps(r) + "\n" for r in kept))
 

@@ -139,8 +139,8 @@ def table(runs: dict[str, dict[str, dict]]) -> str:
     if averages := average_pass(runs):
         blocks.append("**Average Pass@1 over the code benchmarks**\n\n" + "\n".join(averages))
     if len(runs) > 1:
-        blocks.append("Differences are over the tasks that both answered; p from McNemar's exact test where a task counts 0 or "
-                      "1, from a paired bootstrap elsewhere.")
+        blocks.append("Differences with a p are over the tasks that both answered; p from McNemar's exact test where a task "
+                      "counts 0 or 1, from a paired bootstrap elsewhere.")
     return "\n\n".join(blocks) + "\n"
 
 

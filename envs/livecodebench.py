@@ -90,10 +90,10 @@ class LiveCodeBench(programs.Programs):
         livecodebench/ in $CORRGRPO_DATA or on the hub. data: one .jsonl file with rows of that kind instead. after, before:
         contest dates, YYYY-MM-DD, both included. timeout: CPU seconds for one test."""
         slice_ = re.fullmatch(r"(release_)?v([1-6])(?:_v([1-6]))?", release)
-        if not slice_ or (slice_[1] and slice_[3]):
+        first, last = (1 if slice_[1] else int(slice_[2]), int(slice_[3] or slice_[2])) if slice_ else (1, 0)
+        if first > last or (slice_[1] and slice_[3]):
             raise ValueError(f"livecodebench.release = {release!r}: slices are v1 to v6, ranges as v4_v6, and release_v1 to "
                              "release_v6")
-        first, last = 1 if slice_[1] else int(slice_[2]), int(slice_[3] or slice_[2])
         self.release, self.numbers = release, range(first, last + 1)
         for name, date in (("after", after), ("before", before)):
             if date and not re.fullmatch(r"\d{4}-\d\d-\d\d", date):

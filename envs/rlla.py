@@ -112,7 +112,7 @@ def tiny(split: str) -> list[tuple[int, dict[str, Any]]]:
         pool = made["held_out_tools"] if split == "test" and i % 2 else made["tools"]
         tools = draw.sample(pool, draw.choice((2, 2, 3, 4)))
         calls, texts = [], []
-        for t in tools[: draw.choices((0, 1, 2, 3), (10, 72, 14, 4))[0]]:
+        for t in tools[: draw.choices((0, 1, 2, 3), (10, 78, 9, 3))[0]]:
             chosen = {name: draw.choice(made["pools"][p["values"]]) for name, p in t["parameters"].items()}
             both = {name: c if isinstance(c, list) else [c, c] for name, c in chosen.items()}       # value, how it is said
             texts.append(draw.choice(t[asks]).format(**{name: said for name, (_, said) in both.items()}))

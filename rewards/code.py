@@ -87,16 +87,18 @@ def paired_rounds(pairs: Sequence[tuple[dict, str, str]], *, rounds: int = 8, ti
         if affinity:
             os.sched_setaffinity(0, {max(affinity)})
         for n in range(len(outcomes), rounds):
-            outcome: list[bool | None] = [None] * len(pairs)
+            outcome, broken = [None] * len(pairs), False
             for i, (row, *codes) in enumerate(pairs):
                 if all(earlier[i] is not None for earlier in outcomes):
                     ran = {k: sandbox.run(row["prompt"], codes[k], row["test"], row["entry_point"], timeout=timeout,
                                           memory_mb=memory_mb) for k in ((0, 1) if n % 2 == 0 else (1, 0))}
                     if all(r.status == "passed" and r.cpu_seconds and r.cpu_seconds > 0 for r in ran.values()):
                         outcome[i] = ran[0].cpu_seconds < ran[1].cpu_seconds
+                    broken |= any(r.error is not None for r in ran.values())
                 progress()
             outcomes.append(outcome)
-            keep(outcome)
+            if not broken:      # what the sandbox could not run may run another time
+                keep(outcome)
     finally:
         if affinity:
             os.sched_setaffinity(0, affinity)

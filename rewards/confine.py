@@ -43,21 +43,23 @@ def fork_as_init() -> int:
 
 
 def private_mounts() -> bool:
-    """A /proc that shows this pid namespace only, and an empty folder in memory, for this process and its children; all else
-    is read-only: Landlock does not stop the owner of a file from chmod, utime and setxattr. Linux 5.12 or newer."""
-    if os.getpid() != 1 or not unshare(NEWNS | NEWIPC):
+    """A /proc that shows this pid namespace only, and an empty folder in memory, for this process and its children, where all
+    else is read-only already."""
+    if os.getpid() != 1 or not os.statvfs("/").f_flag & os.ST_RDONLY or not unshare(NEWNS | NEWIPC):
         return False
     options = f"size={FOLDER_BYTES},nr_inodes=1000,mode=0777".encode()
     nosuid_nodev_noexec, recursive_private = 2 | 4 | 8, 1 << 14 | 1 << 18
     return (_libc.mount(None, b"/", None, recursive_private, None) == 0
             and _libc.mount(b"proc", b"/proc", b"proc", nosuid_nodev_noexec, None) == 0
-            and _libc.mount(b"tmpfs", FOLDER.encode(), b"tmpfs", nosuid_nodev_noexec, options) == 0
-            and _read_only("/", True, _RECURSIVE) and _read_only("/proc", False) and _read_only(FOLDER, False))
+            and _libc.mount(b"tmpfs", FOLDER.encode(), b"tmpfs", nosuid_nodev_noexec, options) == 0)
 
 
-def _read_only(path: str, wanted: bool, flags: int = 0) -> bool:
-    change = struct.pack("=QQQQ", wanted, not wanted, 0, 0)     # attributes to set and to clear, propagation, user namespace
-    return _libc.syscall(_MOUNT_SETATTR, _AT_FDCWD, path.encode(), flags, change, ctypes.c_size_t(len(change))) == 0
+def read_only() -> None:
+    """For the template, whose mounts are its own: nothing in them can be changed from now on. Landlock does not stop the owner
+    of a file from chmod, utime and setxattr, and /proc/self/exe leads to it past every later mount. Linux 5.12 or newer."""
+    if os.getpid() == 1:
+        change = struct.pack("=QQQQ", 1, 0, 0, 0)   # attributes to set, to clear, propagation, user namespace
+        _libc.syscall(_MOUNT_SETATTR, _AT_FDCWD, b"/", _RECURSIVE, change, ctypes.c_size_t(len(change)))
 
 
 def limit_processes() -> bool:
@@ -143,9 +145,9 @@ def readable() -> dict[str, int]:
 
 
 def seccomp(may_fork: bool) -> bool:
-    """From now on the calls in _DENIED fail with EPERM: memory that no rlimit counts, sockets (pairs excepted), and parts of
-    the kernel that no answer needs; limits of other processes; and new processes unless `may_fork`. Needs no_new_privs.
-    See seccomp(2)."""
+    """From now on the calls in _DENIED fail with EPERM: memory that no rlimit counts, sockets (pairs excepted), parts of
+    the kernel that no answer needs, limits and priorities of other processes; and new processes unless `may_fork`. Needs
+    no_new_privs. See seccomp(2)."""
     program = _filter(may_fork)
     code = ctypes.create_string_buffer(program)
     return bool(program) and _libc.prctl(22, 2, struct.pack("@HP", len(program) // 8, ctypes.addressof(code)), 0, 0) == 0
@@ -171,9 +173,12 @@ def _filter(may_fork: bool) -> bytes:
 
 _DENIED = {  # audit number of the architecture, clone, prlimit64, fork and vfork; then socket, shmget, semget, msgget,
     # memfd_create, memfd_secret, unshare, setns, mount, ptrace, process_vm_readv and _writev, bpf, perf_event_open,
-    # io_uring_setup, add_key, request_key, keyctl, userfaultfd, pidfd_getfd
+    # io_uring_setup, add_key, request_key, keyctl, userfaultfd, pidfd_getfd, setpriority, sched_setparam, sched_setscheduler,
+    # sched_setaffinity, sched_setattr, ioprio_set
     "x86_64": (0xC000003E, 56, 302, (57, 58), (
-        41, 29, 64, 68, 319, 447, 272, 308, 165, 101, 310, 311, 321, 298, 425, 248, 249, 250, 323, 438)),
+        41, 29, 64, 68, 319, 447, 272, 308, 165, 101, 310, 311, 321, 298, 425, 248, 249, 250, 323, 438,
+        141, 142, 144, 203, 314, 251)),
     "aarch64": (0xC00000B7, 220, 261, (), (
-        198, 194, 190, 186, 279, 447, 97, 268, 40, 117, 270, 271, 280, 241, 425, 217, 218, 219, 282, 438)),
+        198, 194, 190, 186, 279, 447, 97, 268, 40, 117, 270, 271, 280, 241, 425, 217, 218, 219, 282, 438,
+        140, 118, 119, 122, 274, 30)),
 }

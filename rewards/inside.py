@@ -60,6 +60,7 @@ def template(control_fd: int, parent_fd: int, site: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)   # process 1 of a namespace ignores what it does not handle
     if not hasattr(os, "pidfd_open"):
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    confine.read_only()
     confine.nproc_holds()
     confine.readable()
     load("\n".join(f"import {module}" for module in PRELOADED))
@@ -79,8 +80,7 @@ def template(control_fd: int, parent_fd: int, site: list[str]) -> None:
                 ended = os.waitpid(pid, 0)[1]
                 if os.WIFSIGNALED(ended) and os.WTERMSIG(ended) in CRASHES:
                     with contextlib.suppress(OSError):
-                        last = {"status": "runtime_error", "detail": "the result crashed the checker"}
-                        wire.send(job_fd, json.dumps(last).encode())
+                        wire.send(job_fd, json.dumps({"stage": "crashed"}).encode())
                 poll.unregister(fd)
                 os.close(fd)
                 os.close(job_fd)
@@ -177,7 +177,7 @@ def judge(job_fd: int, header: str, report: Callable) -> None:
     except BaseException as problem:
         raise BadRow(f"the row's header fails: {describe(problem)}") from None
     classes = {name: value for name, value in vars(main).items()
-               if isinstance(value, type) and value.__module__ == "__main__"}
+               if isinstance(value, type) and value.__module__ == "__main__" and value.__dictoffset__}
     (call_read, call_write), (result_read, result_write) = os.pipe(), os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -237,8 +237,9 @@ class Stop(BaseException):
 class Proxy:
     """What the test calls: sends the arguments to the candidate and returns, or raises, what comes back.
 
-    `timeout` bounds the CPU time of the candidate, and also its wall time, less what it and the checker waited for a core:
-    a program that sleeps ends after `timeout` and a little, one on a busy machine has the seconds it was promised.
+    `timeout` bounds the CPU time of the candidate, that of all its processes together, and also its wall time, less what it
+    and the checker waited for a core: a program that sleeps ends after `timeout` and a little, one on a busy machine has the
+    seconds it was promised.
     """
 
     def __init__(self, pid: int, read_fd: int, write_fd: int, classes: dict[str, type], job: dict):

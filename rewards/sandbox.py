@@ -6,9 +6,10 @@
 A template process is started once and forks a checker for each program, which costs a fraction of a new interpreter.
 Layers (`layers()`): a clean interpreter with an empty environment; limits; user, pid, network, ipc and mount namespaces by
 util-linux' `unshare`, and for each program a pid namespace, a /proc and a folder in memory of its own, so that nothing
-outlives it; a user namespace of the candidate's own, so that it has no rights over the checker; no_new_privs; Landlock, so
-that it reads the Python library, reads and writes its folder, and nothing else; seccomp, against memory that no limit counts
-and against sockets. What is missing on a machine is logged once, and mode "strict" refuses to run there.
+outlives it, all other files being read-only; a user namespace of the candidate's own, so that it has no rights over the
+checker; no_new_privs; Landlock, so that it reads the Python library, reads and writes its folder, and nothing else; seccomp,
+against memory that no limit counts, sockets, and changing the limits or priorities of others. What is missing on a machine is
+logged once, and mode "strict" refuses to run there.
 """
 
 import atexit
@@ -132,6 +133,10 @@ def _attempt(header: str, job: dict, test: str) -> Result:
                 for name, value in json.loads(wire.receive(read)).items():
                     if name != "stage":
                         setattr(result, name, value)
+                    elif value == "crashed":
+                        if begun is None:
+                            raise EOFError("the checker crashed")
+                        result.status, result.detail = "runtime_error", "the result crashed the checker"
                     elif value == "compiled":
                         begun = time.monotonic()
             with contextlib.suppress(EOFError, OSError):

@@ -52,24 +52,25 @@ def decode(data: bytes, classes: dict[str, type]) -> object:
     decoder = _Decoder(io.BytesIO(data), classes)
     value = decoder.load()
     for node in decoder.nodes:
-        if not vars(node).keys().isdisjoint(_methods(type(node))):
-            raise pickle.UnpicklingError("a field stands where its class has a method")
+        if any(map(callable, vars(node).values())):
+            raise pickle.UnpicklingError("a field that can be called might stand for a method")
     return value
 
 
 @functools.cache
-def _methods(kind: type) -> set[str]:
-    return {name for name in dir(kind) if callable(getattr(kind, name, None))}
+def _slots(kind: type) -> list[str]:
+    declared = [k.__dict__.get("__slots__", ()) for k in kind.__mro__]
+    return [name for names in declared for name in ([names] if isinstance(names, str) else names) if not name.startswith("__")]
 
 
 def _fields(node: object) -> dict[str, object]:
-    declared = [kind.__dict__.get("__slots__", ()) for kind in type(node).__mro__]
-    slots = [name for names in declared for name in ([names] if isinstance(names, str) else names)]
-    return {name: getattr(node, name) for name in slots if hasattr(node, name)} | getattr(node, "__dict__", {})
+    return {name: getattr(node, name) for name in _slots(type(node)) if hasattr(node, name)} | getattr(node, "__dict__", {})
 
 
 class Opaque:
     """Stands for a value that cannot travel; equals nothing, itself included."""
+
+    __slots__ = ()
 
     def __eq__(self, other: object) -> bool:
         return False
@@ -93,12 +94,12 @@ class _Encoder(pickle.Pickler):
             return NotImplemented  # by name
         if any(value is kind for kind in TYPES.values()):
             return make, ("type", value.__name__)
-        kind = type(value)
-        if kind.__name__ in self._classes:
-            return make, ("nodes", self._table(value))
         for plain in (int, float, str, bytes, list, tuple, dict, set, frozenset):  # a subclass is what it extends
             if isinstance(value, plain):
                 return make, ("plain", plain(value))
+        kind = type(value)
+        if kind.__name__ in self._classes:
+            return make, ("nodes", self._table(value))
         if isinstance(value, complex):
             return make, ("complex", value.real, value.imag)
         if isinstance(value, numbers.Integral):  # numpy's, and others that register
@@ -107,7 +108,7 @@ class _Encoder(pickle.Pickler):
             return make, ("plain", float(value))
         if isinstance(value, decimal.Decimal):
             return make, ("decimal", str(value))
-        if isinstance(value, collections.abc.Set):  # the keys of a dictionary
+        if isinstance(value, collections.abc.KeysView):
             return make, ("plain", set(value))
         if isinstance(value, range):
             return make, ("range", value.start, value.stop, value.step)
@@ -138,7 +139,7 @@ class _Encoder(pickle.Pickler):
 
 class _Decoder(pickle.Unpickler):
     """Reads what `_Encoder` writes and nothing else: no class or function can be reached by name but `make`, and that
-    is a bound method, on which a hostile message cannot set attributes."""
+    is a bound method, so that a hostile message changes nothing by setting attributes on it."""
 
     def __init__(self, file: io.BytesIO, classes: dict[str, type]):
         super().__init__(file)

@@ -632,6 +632,20 @@ ESCAPES = {
     "changes a file's mode": f"def f(x): os.chmod({HOST_FILE!r}, 0o600); return 'escaped'",
     "leaves a note in a file's times": f"def f(x): os.utime({HOST_FILE!r}, (1, 1)); return 'escaped'",
     "leaves a note in a file's attributes": f"def f(x): os.setxattr({HOST_FILE!r}, 'user.note', b'1'); return 'escaped'",
+    "changes the interpreter's mode": """
+        def f(x):
+            os.chmod("/proc/self/exe", os.stat("/proc/self/exe").st_mode)
+            return "escaped"
+        """,
+    "slows the checker down": """
+        def f(x):
+            for call in (lambda: os.setpriority(os.PRIO_PROCESS, 1, 19), lambda: os.sched_setaffinity(1, {0}),
+                         lambda: os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0))):
+                try: call(); return "escaped"
+                except OSError: pass
+        """,
+    "changes the mode of its input": "def f(x): os.fchmod(0, os.fstat(0).st_mode); return 'escaped'",
+    "leaves a note in the times of its input": "def f(x): os.utime(0); return 'escaped'",
     "lists the root": "def f(x): return 'escaped' if os.listdir('/') else 0",
     "reads the users": "def f(x): return 'escaped' if open('/etc/passwd').read() else 0",
     "reads the environment of others": """

@@ -168,7 +168,7 @@ def test_a_slice_of_livecodebench_by_its_name(tmp_path, monkeypatch):
         env = LiveCodeBench(release)
         assert [t.id for t in env.tasks()] == [f"added by {n}" for n in numbers]
         assert f"{len(numbers)} problems of {release}" in env.notes["slice"] and "published are" in env.notes["slice"]
-    for wrong in ("v7", "release_v4_v6", "6"):
+    for wrong in ("v7", "release_v4_v6", "6", "v6_v4"):
         with pytest.raises(ValueError, match="v4_v6"):
             LiveCodeBench(wrong)
 

@@ -351,19 +351,27 @@ def test_a_flood_of_output_does_not_reach_the_parent():
 
 
 def test_a_field_never_stands_for_a_method_of_the_header():
-    header = HEADER + "\nListNode.same = lambda self, other: self.val == other.val\n"
+    header = HEADER + "\nListNode.same = lambda self, other: self.val == other.val\nclass Other: pass\n"
     test = "def check(candidate):\n    assert candidate(1).same(ListNode(2))\n"
     for answer, status in (("def f(x):\n    node = ListNode(2)\n    return node", "passed"),
-                           ("def f(x):\n    node = ListNode(1)\n    node.same = bool\n    return node", "runtime_error")):
+                           ("def f(x):\n    node = ListNode(1)\n    node.same = bool\n    return node", "runtime_error"),
+                           ("def f(x):\n    node = Other()\n    node.same = bool\n    return node", "runtime_error")):
         assert sandbox.run(header, answer, test, "f", timeout=1.0).status == status
 
 
 @pytest.mark.parametrize("answer, wanted", [
     ("from decimal import Decimal\ndef f(x): return Decimal(4)", "== 4"),
-    ("from decimal import Decimal\ndef f(x): return Decimal('0.1')", "!= 0.1"),
+    ("from decimal import Decimal\ndef f(x): return Decimal('0.1')", ".as_tuple().exponent == -1"),
     ("def f(x): return {1: 2, 3: 4}.keys()", "== {1, 3}"),
     ("class ListNode:\n    __slots__ = 'val', 'next'\n    def __init__(self, val, next=None): self.val, self.next = val, next\n"
      "def f(x): return ListNode(1, ListNode(2))", ".next.val == 2"),
 ])
 def test_results_of_other_kinds_travel(answer, wanted):
     assert run(answer, f"def check(candidate):\n    assert candidate(1) {wanted}\n").status == "passed"
+
+
+def test_named_tuples_of_the_header_travel_both_ways():
+    header = "from collections import namedtuple\nPoint = namedtuple('Point', 'x y')\nclass Pair:\n    __slots__ = 'a'\n"
+    test = "def check(candidate):\n    assert candidate(Point(1, 2)) == (2, 1)\n"
+    answer = "def f(point):\n    x, y = point\n    return Point(y, x)"
+    assert sandbox.run(header, answer, test, "f", timeout=1.0).status == "passed"
