@@ -5,7 +5,8 @@ Two judges, named in every result:
   reference's name and exactly its parameters. Needs those three files and nothing else.
 - "execution", the paper's: v1 are the API turns of upstream's level-1-given-desc dialogues, v2 those of level-2-toolsearcher,
   v3 of dialogues of level 3, which upstream's repository lacks. Right if the first call has the gold call's name and upstream's
-  checker accepts what it returns. Upstream's code runs in a process of its own (apibank_judge.py), never in this one.
+  checker accepts what it returns. Upstream's code runs in a process of its own (apibank_judge.py), never in this one. v3 keeps
+  one tool manager for all its calls, as upstream does: after an interruption judge anew with --rescore.
 
 The dialogue up to the API turn, in RLLA's template, is the prompt. Reconstructed here: its wording, and which tools it lists:
 those that the dialogue calls; in v2 ToolSearcher and what it has found so far.
