@@ -51,8 +51,8 @@ def choose(engine: str, device: str) -> tuple[str, str]:
     """The engine that samples, "vllm" or "transformers", and why; before anything is loaded. device: "cpu", "cuda" or "auto".
 
     engine "auto" is vLLM on a GPU where it is installed and imports, and transformers on a CPU: there it is the faster of the
-    two (README, from tests/bench_sampler.py), so vLLM is not even imported. Raises ValueError that says what mends it if
-    engine is "vllm" and vLLM does not run here.
+    two from 32 sequences on (README, from tests/bench_sampler.py), and vLLM is not even imported. Raises ValueError that says
+    what mends it if engine is "vllm" and vLLM does not run here.
     """
     device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
     if engine == "transformers":
@@ -64,7 +64,7 @@ def choose(engine: str, device: str) -> tuple[str, str]:
         problem = ("vLLM is broken, since the torchvision beside it does not import with this torch "
                    "(pip uninstall -y torchvision torchaudio torchcodec mends it: vLLM needs none of them)")
     elif engine == "auto" and device == "cpu":
-        problem = "on a CPU it is faster than vLLM"
+        problem = "on a CPU it is faster than vLLM from 32 sequences on"
     else:
         try:
             from vllm.platforms import current_platform

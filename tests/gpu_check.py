@@ -26,7 +26,7 @@ rows: list[tuple[str, str, bool | None]] = []
 def note(what: str, figure: str, holds: bool | None = True) -> None:
     """holds: None for what was left out."""
     rows.append((what, figure, holds))
-    print(f"{'left out' if holds is None else 'ok' if holds else 'FAILS':10}{what:58}{figure}", flush=True)
+    print(f"{'left out' if holds is None else 'ok' if holds else 'FAILS':10}{what:64}{figure}", flush=True)
 
 
 def used_gb() -> float:

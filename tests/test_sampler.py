@@ -164,7 +164,7 @@ def test_without_vllm_a_run_says_so(monkeypatch, tmp_path, capsys):
 def test_auto_takes_vllm_on_a_gpu_only(monkeypatch):
     """On a CPU it is not even imported; on a GPU an installation for CPUs is named as what it is."""
     vllm = pytest.importorskip("vllm")
-    assert choose("auto", "cpu") == ("transformers", "on a CPU it is faster than vLLM")
+    assert choose("auto", "cpu") == ("transformers", "on a CPU it is faster than vLLM from 32 sequences on")
     assert choose("vllm", "cpu")[0] == "vllm"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     if "cpu" in vllm.__version__ or vllm.platforms.current_platform.is_cpu():
