@@ -24,18 +24,29 @@ _MOUNT_SETATTR, _AT_FDCWD, _RECURSIVE = 442, -100, 0x8000
 _WRITE, _READ, _READ_DIR = 1 << 1, 1 << 2, 1 << 3
 _EXECUTE, _DEVICES = 1 << 0, 1 << 6 | 1 << 11
 
-_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+_libc = ctypes.PyDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def unshare(flags: int) -> bool:
     return _libc is not None and _libc.unshare(flags) == 0
 
 
+def fork() -> int:
+    """fork(2) alone. Python's own goes on to reset what other threads may have left locked, and seeds: a third of a
+    millisecond for a process that has one thread and is seeded anyway."""
+    if _libc is None:
+        return os.fork()
+    pid = _libc.fork()
+    if pid < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return pid
+
+
 def fork_as_init() -> int:
     """Fork a child that is process 1 of a new pid namespace, or an ordinary child where that is not allowed."""
     home = os.open("/proc/self/ns/pid", os.O_RDONLY) if unshare(NEWPID) else None
     try:
-        return os.fork()
+        return fork()
     finally:
         if home is not None:  # unshare(2) holds for all later children: back to our own
             _libc.setns(home, NEWPID)
@@ -148,16 +159,16 @@ def seccomp(may_fork: bool) -> bool:
     """From now on the calls in _DENIED fail with EPERM: memory that no rlimit counts, sockets (pairs excepted), parts of
     the kernel that no answer needs, limits and priorities of other processes; and new processes unless `may_fork`. Needs
     no_new_privs. See seccomp(2)."""
-    program = _filter(may_fork)
-    code = ctypes.create_string_buffer(program)
-    return bool(program) and _libc.prctl(22, 2, struct.pack("@HP", len(program) // 8, ctypes.addressof(code)), 0, 0) == 0
+    program = seccomp_program(may_fork)
+    return program is not None and _libc.prctl(22, 2, program[0], 0, 0) == 0
 
 
 @functools.cache
-def _filter(may_fork: bool) -> bytes:
+def seccomp_program(may_fork: bool) -> tuple[bytes, ctypes.Array] | None:
+    """The `sock_fprog` for seccomp, and the steps that it points to; None where there is none."""
     audit_arch, clone, prlimit, forks, numbers = _DENIED.get(platform.machine(), (0, 0, 0, (), ()))
     if _libc is None or not numbers or sys.maxsize < 1 << 32:
-        return b""
+        return None
     load, equal, at_least, has, give = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, deny, unknown, kill = 0x7FFF0000, 0x50001, 0x50026, 0x80000000  # EPERM, ENOSYS
     program = [(load, 0, 0, 4), (equal, 1, 0, audit_arch), (give, 0, 0, kill), (load, 0, 0, 0)]
@@ -168,7 +179,8 @@ def _filter(may_fork: bool) -> bytes:
         program += [(equal, 0, 3, clone), (load, 0, 0, 16), (has, 1, 0, 0x10000), (give, 0, 0, deny)]
     # Linux lets a process set the limits of any other of its user, the checker's too: none but its own, named 0
     program += [(equal, 0, 3, prlimit), (load, 0, 0, 16), (equal, 1, 0, 0), (give, 0, 0, deny), (give, 0, 0, allow)]
-    return b"".join(struct.pack("=HBBI", *step) for step in program)
+    steps = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in program))
+    return struct.pack("@HP", len(program), ctypes.addressof(steps)), steps
 
 
 _DENIED = {  # audit number of the architecture, clone, prlimit64, fork and vfork; then socket, shmget, semget, msgget,

@@ -61,8 +61,10 @@ def template(control_fd: int, parent_fd: int, site: list[str]) -> None:
     if not hasattr(os, "pidfd_open"):
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     confine.read_only()
-    confine.nproc_holds()
+    confine.nproc_holds()  # what follows is kept: forks find it done
     confine.readable()
+    for may_fork in (False, True):
+        confine.seccomp_program(may_fork)
     load("\n".join(f"import {module}" for module in PRELOADED))
     control, poll = socket.socket(fileno=control_fd), select.poll()
     poll.register(control, select.POLLIN)
@@ -125,6 +127,7 @@ def load(header: str) -> types.ModuleType | types.CodeType | BaseException:
             return code  # it may change more than its own names
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         exec(code, main.__dict__)
+        node_classes(main)
         return main
     except BaseException as problem:
         return problem
@@ -133,18 +136,26 @@ def load(header: str) -> types.ModuleType | types.CodeType | BaseException:
         gc.freeze()  # what is here stays: no fork need look through it
 
 
+@functools.lru_cache(maxsize=256)
+def node_classes(main: types.ModuleType) -> dict[str, type]:
+    """The header's own classes, whose instances travel between checker and candidate."""
+    return {name: value for name, value in vars(main).items()
+            if isinstance(value, type) and value.__module__ == "__main__" and value.__dictoffset__}
+
+
 # ---------------------------------------------------------------- the checker
 
 
 def checker(job_fd: int, header: str) -> None:
-    """Judge one program; reports a frame for each stage, one with "status" or "error" being the last. Never returns."""
+    """Judge one program; reports a frame when the answer is compiled and one with "status" or "error". Never returns."""
     def report(**what: object) -> None:
         with contextlib.suppress(OSError):  # if nobody listens any more
             wire.send(job_fd, json.dumps(what).encode())
 
     try:
         confine.die_with_parent()
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if not hasattr(os, "pidfd_open"):
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.closerange(3, job_fd)
         os.closerange(job_fd + 1, 4096)
         judge(job_fd, header, report)
@@ -176,10 +187,9 @@ def judge(job_fd: int, header: str, report: Callable) -> None:
             exec(loaded, main.__dict__)
     except BaseException as problem:
         raise BadRow(f"the row's header fails: {describe(problem)}") from None
-    classes = {name: value for name, value in vars(main).items()
-               if isinstance(value, type) and value.__module__ == "__main__" and value.__dictoffset__}
+    classes = node_classes(main)
     (call_read, call_write), (result_read, result_write) = os.pipe(), os.pipe()
-    pid = os.fork()
+    pid = confine.fork()
     if pid == 0:
         for fd in (job_fd, call_write, result_read):
             os.close(fd)
@@ -192,13 +202,14 @@ def judge(job_fd: int, header: str, report: Callable) -> None:
     test = json.loads(wire.receive(read))["test"]  # only now, when the candidate is a process of its own
 
     proxy.allow(STARTUP_SECONDS)
-    report(stage="started", layers=["namespaces"] * mounted + proxy.result())
+    known = {"layers": ["namespaces"] * mounted + proxy.result()}
     proxy.allow()
-    for stage, status in (("parsed", "syntax_error"), ("compiled", "compile_error")):
+    for status in ("syntax_error", "compile_error"):
         try:
-            report(stage=stage, **proxy.result())
+            known |= proxy.result()
         except (Exception, Stop) as problem:
-            return report(status=status, detail=describe(problem))
+            return report(**known, status=status, detail=describe(problem))
+    report(**known, stage="compiled")
     try:
         exec(compile(test, "<test>", "exec", dont_inherit=True), main.__dict__)
         check = main.check

@@ -1,6 +1,7 @@
 """vLLM as the sampler: the real engine on the embedded model, on a CPU. Whole runs are of a tiny model."""
 
 import copy
+import ctypes
 import gc
 import json
 from types import SimpleNamespace
@@ -116,6 +117,7 @@ def test_other_weights_than_the_models_are_caught(float32, monkeypatch):
 def test_thirty_syncs_leave_memory_flat(float32):
     def resident():
         gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)                        # what is freed but not given back is no leak
         with open("/proc/self/statm") as f:
             return int(f.read().split()[1]) * 4096 / 2**20
 
@@ -124,7 +126,7 @@ def test_thirty_syncs_leave_memory_flat(float32):
     before = resident()
     for _ in range(30):
         float32.vllm.sync(float32.model)
-    assert resident() - before < 100                            # MiB; the weights are 513
+    assert resident() - before < 300                            # MiB; one layer's weights, left at each sync, are 420
 
 
 def test_the_same_seed_gives_the_same_samples_and_each_rollout_its_own(float32):
