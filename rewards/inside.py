@@ -58,14 +58,14 @@ def template(control_fd: int, parent_fd: int, site: list[str]) -> None:
     sys.path += site
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGINT, signal.SIG_DFL)   # process 1 of a namespace ignores what it does not handle
-    if not hasattr(os, "pidfd_open"):
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     confine.read_only()
-    confine.nproc_holds()  # what follows is kept: forks find it done
+    confine.nproc_holds()  # this and what follows is kept: forks find it done
     confine.readable()
     for may_fork in (False, True):
         confine.seccomp_program(may_fork)
     load("\n".join(f"import {module}" for module in PRELOADED))
+    if not hasattr(os, "pidfd_open"):
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     control, poll = socket.socket(fileno=control_fd), select.poll()
     poll.register(control, select.POLLIN)
     if parent_fd >= 0:
@@ -126,6 +126,7 @@ def load(header: str) -> types.ModuleType | types.CodeType | BaseException:
         if not all(isinstance(statement, QUIET) for statement in tree.body):
             return code  # it may change more than its own names
         main = sys.modules["__main__"] = types.ModuleType("__main__")
+        random.seed(0)
         exec(code, main.__dict__)
         node_classes(main)
         return main
@@ -203,7 +204,7 @@ def judge(job_fd: int, header: str, report: Callable) -> None:
 
     proxy.allow(STARTUP_SECONDS)
     known = {"layers": ["namespaces"] * mounted + proxy.result()}
-    proxy.allow()
+    proxy.allow()  # for parsing and compiling together
     for status in ("syntax_error", "compile_error"):
         try:
             known |= proxy.result()
@@ -453,7 +454,7 @@ def candidate(read_fd: int, write_fd: int, classes: dict[str, type], job: dict) 
 
     try:
         attempt(lambda: shut_in(job))
-        random.seed(0)  # forking drew a new one; an answer that draws gets the same verdict every time
+        random.seed(0)  # the header may have drawn; an answer that draws gets the same verdict every time
         attempt(parse)
         attempt(compile_all)
         wire.receive(read)  # the test is loaded

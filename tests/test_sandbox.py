@@ -162,6 +162,26 @@ def test_draws_and_set_order_repeat():
     answer = "def f(x): return [random.random(), list(set('abcdefgh'))]"
     test = "def check(candidate):\n    assert False, str(candidate(1))"
     assert run(answer, test).detail == run(answer, test).detail
+    details = set()
+    for _ in range(2):
+        sandbox.close()     # the header is executed once in each template
+        details.add(sandbox.run("import random\nx = random.random()", "def f(_): return x", test, "f").detail)
+    assert len(details) == 1 and "0." in details.pop()
+
+
+def test_a_header_may_start_threads():
+    header = "import threading\nhold = threading.Event()\nt = threading.Thread(target=hold.wait, daemon=True)\nt.start()"
+    answer = "def f(x):\n    t.join()\n    return x * x * threading.active_count()"     # a fork has none but its own
+    assert sandbox.run(header, answer, TEST, "f", timeout=1.0).status == "passed"
+
+
+def test_without_process_descriptors_the_template_still_works(monkeypatch):
+    monkeypatch.setattr(sandbox, "_START", "import os; del os.pidfd_open; " + sandbox._START)
+    sandbox.close()
+    try:
+        assert [run(f"def f(x): return {result}").status for result in ("x * x", "0")] == ["passed", "failed"]
+    finally:
+        sandbox.close()
 
 
 def test_a_bad_row_is_an_error_and_no_verdict():
