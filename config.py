@@ -56,6 +56,7 @@ ALLOWED: dict[str, tuple | list] = {
     "train.micro_batch_size": [1, None],
     "train.updates_per_step": [1, None],
     "train.learning_rate": [0.0, 1.0],
+    "train.learning_rate_decay": [0.0, 1.0],
     "train.warmup_steps": [0, None],
     "train.weight_decay": [0.0, None],
     "train.beta1": [0.0, 0.9999999],

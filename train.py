@@ -150,7 +150,8 @@ def train(run: SimpleNamespace) -> None:
 
         # update
         for group in optimizer.param_groups:
-            group["lr"] = cfg.train.learning_rate * min(1.0, step / max(cfg.train.warmup_steps, 1))
+            group["lr"] = (cfg.train.learning_rate * min(1.0, step / max(cfg.train.warmup_steps, 1))
+                           * (1 - cfg.train.learning_rate_decay * (step - 1) / cfg.train.steps))
         metrics |= update(model, reference, optimizer, rollouts, state, cfg)
         seconds["time/update"] = lap()
 

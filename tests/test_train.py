@@ -322,6 +322,13 @@ def test_a_run_leaves_what_it_promises(finished):
     assert config.tables(config.read(finished / "config.toml"))["train"]["steps"] == 4
 
 
+def test_the_learning_rate_warms_up_and_falls(finished, tiny_folder, tmp_path):
+    assert [row["lr"] for row in metrics_of(finished)] == pytest.approx([0.0025, 0.005, 0.0075, 0.01])
+    more = ["log.name=falls", "train.warmup_steps=2", "train.learning_rate_decay=1.0"]
+    assert train.main(arguments(tmp_path, tiny_folder, *more)) == 0
+    assert [row["lr"] for row in metrics_of(tmp_path / "falls")] == pytest.approx([0.005, 0.0075, 0.005, 0.0025])
+
+
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(finished, tiny_folder, tmp_path):
     assert train.main(arguments(tmp_path, tiny_folder, "log.name=again")) == 0
     assert train.main(arguments(tmp_path, tiny_folder, "log.name=other", "train.seed=1")) == 0
