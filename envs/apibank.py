@@ -6,7 +6,7 @@ Two judges, named in every result:
 - "execution", the paper's: v1 are the API turns of upstream's level-1-given-desc dialogues, v2 those of level-2-toolsearcher,
   v3 of dialogues of level 3, which upstream's repository lacks. Right if the first call has the gold call's name and upstream's
   checker accepts what it returns. Upstream's code runs in a process of its own (apibank_judge.py), never in this one. v3 keeps
-  one tool manager for all its calls, as upstream does: after an interruption judge anew with --rescore.
+  one tool manager for all its calls, as upstream does: judge one sample a task, and after an interruption anew with --rescore.
 
 The dialogue up to the API turn, in RLLA's template, is the prompt. Reconstructed here: its wording, and which tools it lists:
 those that the dialogue calls; in v2 ToolSearcher and what it has found so far.
@@ -58,7 +58,8 @@ class APIBank:
         self.averages = {f"{what} ({judge})": [f"{v}{part} ({judge})" for v in ("v1", "v2", "v3")]
                          for what, part in (("average", ""), ("average ceiling", " ceiling"))}
         if judge == "execution":
-            folder = next((f for f in (Path(root), Path(root, "api-bank")) if (f / "tool_manager.py").is_file()), None)
+            named = Path(root).expanduser()
+            folder = next((f for f in (named, named / "api-bank") if (f / "tool_manager.py").is_file()), None)
             if not root or folder is None:
                 raise ValueError(f"env.root = {root!r}: the execution judge needs the api-bank folder of a checkout of "
                                  "AlibabaResearch/DAMO-ConvAI, which holds tool_manager.py; or use env.judge = 'static'")
@@ -80,7 +81,7 @@ class APIBank:
         for e in episodes:
             gold = e.task.data
             if self.checkout:
-                found = _calls(e.reply.rsplit("</think>", 1)[-1].partition("<tool_call>")[2].strip().split("\n")[0])
+                found = _calls(tool.answer(e.reply).partition("<tool_call>")[2].strip().split("\n")[0])
                 right, detail = self.checkout.judge(gold["version"], found[0], gold) if found else (False, "no call")
                 reachable, _ = self.checkout.judge(f"{gold['version']} gold", gold, gold)
             else:
@@ -102,6 +103,8 @@ class APIBank:
                 try:
                     answer = row["answer"][0] if isinstance(row["answer"], list) else row["answer"]
                     system, user, name, parameters = row["system"], row["user"], answer["name"], answer["parameters"]
+                    if not (all(isinstance(text, str) for text in (system, user, name)) and isinstance(parameters, dict)):
+                        raise TypeError("system, user and the answer's name are texts, its parameters an object")
                 except (KeyError, IndexError, TypeError) as e:
                     raise ValueError(f"{source}, row {line}: it needs system, user, answer ({type(e).__name__}: {e})") from None
                 listed = f". Name: {name}\n" in system or f". {name}: " in system
@@ -115,29 +118,40 @@ class APIBank:
 
     def _dialogues(self) -> Iterator[Task]:
         if self.data:
-            dialogues = [row for _, row in rows.load(self.data, "test")[1]]
+            source, found = rows.load(self.data, "test")
+            dialogues = [(f"{source}, row {line}", row) for line, row in found]
         else:
             files = sorted(self.checkout.folder.glob("lv1-lv2-samples/level-*/*.jsonl"))
-            dialogues = [{"split": f.parent.name, "file": f.name, "turns": [row for _, row in rows.load(str(f), "")[1]]}
-                         for f in files]
-        unlisted: dict[str, int] = {}
-        for dialogue in dialogues:
-            version = VERSIONS.get(dialogue["split"], "v3" if dialogue["split"].startswith("level-3") else "")
+            source = str(self.checkout.folder)
+            dialogues = [(str(f), {"split": f.parent.name, "file": f.name,
+                                   "turns": [row for _, row in rows.load(str(f), "")[1]]}) for f in files]
+        unlisted: dict[str, list[str]] = {}
+        for where, dialogue in dialogues:
+            try:
+                said = [_said(turn) for turn in dialogue["turns"]]
+                version = VERSIONS.get(dialogue["split"], "v3" if dialogue["split"].startswith("level-3") else "")
+                name = dialogue["file"]
+            except (KeyError, TypeError, AttributeError) as e:
+                raise ValueError(f"{where}: it needs split, file and turns, of which each has role, and text or api_name, "
+                                 f"param_dict and result ({type(e).__name__}: {e})") from None
             for i, turn in enumerate(dialogue["turns"] if version else []):
                 if turn["role"] == "API":
                     before = dialogue["turns"][:i]
                     tools = self._tools(version, dialogue["turns"], before)
-                    unlisted[version] = unlisted.get(version, 0) + (turn["api_name"] not in tools)
-                    user = "**Dialogue Records History**\n" + "\n".join(map(_said, before)) + (
+                    task_id = f"{version}:{name}:{i}"
+                    unlisted.setdefault(version, []).extend([] if turn["api_name"] in tools else [task_id])
+                    user = "**Dialogue Records History**\n" + "\n".join(said[:i]) + (
                         "\n<user> Make the one tool call that comes next. </user>")
-                    yield Task(f"{version}:{dialogue['file']}:{i}", [
+                    yield Task(task_id, [
                         {"role": "system", "content": _SYSTEM.format(tools=_listing(tools))},
                         {"role": "user", "content": user}],
                         data={"name": turn["api_name"], "parameters": turn["param_dict"], "version": version,
                               "result": turn["result"]})
 
+        if not unlisted:
+            raise ValueError(f"{source}: no API turn in a dialogue of {', '.join(VERSIONS)} or level-3")
         self.notes["tool missing from the prompt"] = unlisted
-        print(f"api-bank: the prompt lacks the tool in {', '.join(f'{n} rows of {v}' for v, n in unlisted.items())}")
+        print(f"api-bank: the prompt lacks the tool in {', '.join(f'{len(n)} rows of {v}' for v, n in unlisted.items())}")
 
     def _tools(self, version: str, turns: list[dict], before: list[dict]) -> dict[str, dict]:
         names = dict.fromkeys(t["api_name"] for t in turns if t["role"] == "API") if version == "v1" else ["ToolSearcher"]
@@ -155,6 +169,7 @@ class Checkout:
 
     def __init__(self, folder: Path, timeout: float):
         self.folder, self.timeout, self._process, self._known = folder.resolve(), timeout, None, {}
+        self._missing, self._v3 = [], []        # packages; requests that v3's managers have seen
 
     def judge(self, version: str, call: dict, gold: dict) -> tuple[bool, str]:
         """(right, what happened)."""
@@ -173,7 +188,8 @@ class Checkout:
     def close(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 with contextlib.suppress(OSError):
@@ -185,8 +201,7 @@ class Checkout:
             if self._process is None:
                 self._start()
             try:
-                self._process.stdin.write(json.dumps(request).encode() + b"\n")
-                self._process.stdin.flush()
+                self._send(request)
                 break
             except OSError:
                 self.close()
@@ -194,7 +209,13 @@ class Checkout:
         if answer is None:      # what a call hangs or dies in costs that call alone
             self.close()
             return {"correct": False, "detail": f"the call ended upstream's process, or took over {self.timeout:g} s"}
+        if request.get("version", "").startswith("v3"):
+            self._v3.append(request)
         return answer
+
+    def _send(self, request: dict) -> None:
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process.stdin.flush()
 
     def _answer(self, seconds: float) -> dict | None:
         ready, _, _ = select.select([self._process.stdout], [], [], seconds)
@@ -210,7 +231,8 @@ class Checkout:
                 shutil.copytree(self.folder / name, copied / name)
         for file in self.folder.glob("*.py"):
             shutil.copy(file, copied)
-        command = [sys.executable, "-P", "-s", "-B", str(Path(__file__).with_name("apibank_judge.py")), str(copied)]
+        command = [sys.executable, "-P", "-s", "-B", str(Path(__file__).with_name("apibank_judge.py")), str(copied),
+                   str(int(self.timeout) + 5)]
         self._process = subprocess.Popen([*sandbox.namespaces(), *command], cwd=copied, env={"HOME": str(copied)},
                                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                          start_new_session=True)
@@ -218,11 +240,15 @@ class Checkout:
             hello = self._answer(STARTUP)
             if hello is None or "error" in hello:
                 os.killpg(self._process.pid, signal.SIGKILL)
-                problem = hello["error"] if hello else errors.read().decode(errors="replace")[-500:].strip()
+                problem = hello["error"] if hello else errors.read().decode(errors="replace")[-500:].strip() or "it ended"
                 self.close()
                 raise ValueError(f"env.root: the api-bank checkout {self.folder} cannot be used: {problem}")
-        if hello["missing"]:
-            print(f"api-bank: {', '.join(hello['missing'])} not installed: calls that need them count as wrong")
+        if hello["missing"] != self._missing:
+            self._missing = hello["missing"]
+            print(f"api-bank: {', '.join(self._missing)} not installed: calls that need them count as wrong")
+        for request in self._v3:    # a new process' managers have seen nothing
+            self._send(request)
+            self._answer(self.timeout)
 
 
 def _listing(tools: dict[str, dict]) -> str:

@@ -8,7 +8,7 @@
 
 The reply format and the matching are ToolRL's (Qian et al. 2025, arXiv 2504.13958; qiancheng0/ToolRL, rlla.py), the scales
 those of the CorrGRPO authors' release. Reconstructed here: values compare by JSON type (ToolRL's Python `==` holds 1 and true
-equal); a block counts only after the last </think>; a reference that cannot be read is an error.
+equal); a block counts only after the thoughts; a reference that cannot be read is an error.
 """
 
 import json
@@ -36,7 +36,8 @@ def score(reply: str, reference: Any) -> dict[str, Any]:
     name, parameter, value   these shares on the scales [-0.5, 0.5], [-1, 1], [-1.5, 1.5]; all at their lowest where the reply
                      has no block of calls or a line of it is no {"name": text, "parameters": object}; 0 where the
                      reference calls nothing
-    format           1.0 if the reply is the blocks that the reference has, each once, white space between them; else 0.0
+    format           1.0 if the reply is the blocks that the reference has, in order, white space between them, tool_call and
+                     response once; else 0.0. What the thoughts say is free, as in ToolRL, a second <think> included
     all_exact        the calls are the reference's, in any order; where it calls nothing: the reply calls nothing
     calls, parameters    how many the reference has; ToolRL's correctness, in [-3, 3], is
                      6 * (name_score + calls * parameter_score + parameters * value_score) / (1 + calls + parameters) - 3
@@ -49,7 +50,7 @@ def score(reply: str, reference: Any) -> dict[str, Any]:
         return _result(0, 0, 0, False, [], False) | dict.fromkeys(SCALES, 0.0) | {"error": f"reference: {problem}"}
     formatted = _formatted(reply, blocks)
     if not wanted:
-        silent = "<tool_call>" not in _answer(reply)
+        silent = "<tool_call>" not in answer(reply)
         return _result(silent, silent, silent, formatted, [], silent) | dict.fromkeys(SCALES, 0.0)
     try:
         found = parse(_block(reply), {name for name, _ in wanted})
@@ -69,8 +70,11 @@ def parse(block: str, names: set[str] | None = None) -> list[Call]:
 
 
 def same(call: Any, reference: Any) -> bool:
-    """Whether two {"name", "parameters"} are equal by JSON type."""
-    (first,), (second,) = (_reference([c])[0] for c in (call, reference))
+    """Whether two {"name", "parameters"} are equal by JSON type; what is nested too deeply to tell is not."""
+    try:
+        (first,), (second,) = (_reference([c])[0] for c in (call, reference))
+    except RecursionError:
+        return False
     return first == second
 
 
@@ -101,19 +105,20 @@ def _reference(reference: Any) -> tuple[list[Call], tuple[str, ...]]:
         return calls, ("think", "tool_call" if calls else "response")
     if not isinstance(reference, str):
         raise ValueError(f"expected a reply or a list of calls, got {type(reference).__name__}")
-    blocks = tuple(name for name in _BLOCKS if name == "think" or f"<{name}>" in _answer(reference))
+    blocks = tuple(name for name in _BLOCKS if name == "think" or f"<{name}>" in answer(reference))
     if blocks == ("think",):
         raise ValueError("there is neither a <tool_call> nor a <response> in it")
     return parse(_block(reference)) if "tool_call" in blocks else [], blocks
 
 
-def _answer(reply: str) -> str:
-    """What follows the thoughts: an argument may contain their closing tag, but no block follows it there."""
-    return re.split(r"</think>(?=\s*<(?:tool_call|response)>)" if _END.search(reply) else "</think>", reply)[-1]
+def answer(reply: str) -> str:
+    """What follows the thoughts: they end where a block opens, or else at their last tag."""
+    end = _END.search(reply)
+    return reply[end.start() + len("</think>"):] if end else reply.rsplit("</think>", 1)[-1]
 
 
 def _block(reply: str) -> str:
-    _, opened, rest = _answer(reply).partition("<tool_call>")
+    _, opened, rest = answer(reply).partition("<tool_call>")
     block, closed, _ = rest.partition("</tool_call>")
     if not (opened and closed):
         raise ValueError("no whole <tool_call> block")

@@ -64,6 +64,8 @@ class ToolManager:
             self.classes |= {k: v for k, v in vars(module).items() if isinstance(v, type) and hasattr(v, "input_parameters")}
         with open("./init_database/Users.json") as f:
             self.database = json.load(f)
+    def get_api_by_name(self, name):
+        return {"name": name, "class": self.classes[name]}
     def init_tool(self, name):
         if name not in self.tools:
             self.tools[name] = self.classes[name](dict(self.database))
@@ -91,8 +93,9 @@ class Count(Tool):
         self.calls += 1
         return {"output": self.calls}
 class ToolSearcher(Tool):
+    def __init__(self, database): self.model = SentenceTransformer("model")
     description, input_parameters = "Search tools.", {"keywords": {"type": "str", "description": "What for."}}
-    def call(self, keywords): return {"output": SentenceTransformer("model").encode(keywords)}
+    def call(self, keywords): return {"output": self.model.encode(keywords)}
 class Odd(Tool):
     description, input_parameters = "Does harm.", {"kind": {"type": "str", "description": "Which."}}
     def call(self, kind):
@@ -139,7 +142,8 @@ def test_the_execution_judge_runs_upstreams_checker_in_a_process_of_its_own(chec
     assert "Name: GetToken\nDescription: Get a token." in first[0]["content"] and "Name: Count" in first[0]["content"]
     assert '{"name": "GetToken", "parameters": {"username": "ann"}}' in second[1]["content"]
     assert '<obs> "t-1" </obs>\n<response> One moment. </response>' in second[1]["content"] and "t-1" not in first[1]["content"]
-    assert "Name: Count" in found[0]["content"] and "Name: ToolSearcher" in found[0]["content"]
+    assert "Name: Count" in found[0]["content"]
+    assert 'Description: Search tools.\nParameters: {"keywords"' in found[0]["content"]     # though it cannot start here
 
     scores = verdicts(env, tasks, [env.reference(t) for t in tasks])
     assert [s.rewards["correct"] for s in scores] == [1, 1, 0, 1] == [s.metrics["reachable"] for s in scores]
@@ -152,7 +156,10 @@ def test_the_execution_judge_runs_upstreams_checker_in_a_process_of_its_own(chec
     assert [s.rewards["correct"] for s in got] == [0] * len(replies) and all(s.error is None for s in got)
     two = call("GetToken", username="bob") + call("GetToken", username="ann")
     both = call("GetToken", '<tool_call>\n{}\n{{"name": "Count", "parameters": {{}}}}\n</tool_call>', username="ann")
-    assert [s.rewards["correct"] for s in verdicts(env, [tasks[0]] * 2, [two, both])] == [0, 1]      # the first call counts
+    right, wrong = (f"<think>a</think>\n{call('GetToken', username=who)}" for who in ("ann", "bob"))
+    goes_on = [right + "<obs> 1 </obs>" + wrong, wrong + right, right + "<think>b</think><response>done</response>"]
+    got = verdicts(env, [tasks[0]] * 5, [two, both, *goes_on])
+    assert [s.rewards["correct"] for s in got] == [0, 1, 1, 0, 1]       # the first call counts
     env.checkout.close()
 
 
@@ -175,13 +182,15 @@ def test_what_a_call_does_to_upstreams_process_costs_that_call_alone(checkout, t
 def test_a_manager_is_fresh_for_each_call_but_one_in_v3(checkout, tmp_path):
     rows = tmp_path / "dialogues.jsonl"
     rows.write_text("".join(json.dumps({"split": split, "file": f"Count-{split}-1.jsonl", "turns": [turn("Count", n)]}) + "\n"
-                            for split, n in (("level-1-given-desc", 1), ("level-3", 1), ("level-3", 2))))
-    env = APIBank(judge="execution", root=str(checkout), data=str(rows))
+                            for split, n in (("level-1-given-desc", 1), ("level-3", 1), ("level-3", 2), ("level-3", 3))))
+    env = APIBank(judge="execution", root=str(checkout), data=str(rows), timeout=2)
     tasks = env.tasks()
     for _ in range(2):
         assert verdicts(env, tasks[:1], [call("Count")])[0].rewards["correct"] == 1
-    for s in verdicts(env, tasks[1:], [call("Count")] * 2):
-        assert (s.rewards["correct"], s.metrics["reachable"]) == (1, 1)     # the gold calls have a manager of their own
+    first, hanging, last = verdicts(env, tasks[1:], [call("Count"), call("Odd", kind="hang"), call("Count")])
+    assert (first.rewards["correct"], first.metrics["reachable"]) == (1, 1)     # the gold calls have a manager of their own
+    assert (hanging.rewards["correct"], hanging.metrics["reachable"]) == (0, 1)
+    assert (last.rewards["correct"], last.metrics["reachable"]) == (0, 1)       # only one call was counted before it
     env.checkout.close()
 
 
@@ -195,7 +204,15 @@ def test_what_is_missing_is_said_before_anything_starts(tmp_path):
     (tmp_path / "level-1.json").write_text('[{"system": "a"}]')
     with pytest.raises(ValueError, match=r"level-1\.json, row 1: it needs system, user, answer"):
         APIBank(data=str(tmp_path / "level-{level}.json")).tasks()
+    (tmp_path / "level-1.json").write_text('[{"system": null, "user": "", "answer": {"name": "a", "parameters": {}}}]')
+    with pytest.raises(ValueError, match=r"level-1\.json, row 1: .*are texts"):
+        APIBank(data=str(tmp_path / "level-{level}.json")).tasks()
     (tmp_path / "tool_manager.py").write_text("import no_such_module")
     with pytest.raises(ValueError, match="cannot be used: ModuleNotFoundError"):
         APIBank(judge="execution", root=str(tmp_path)).checkout.describe("a")
+    with pytest.raises(ValueError, match="no API turn in a dialogue of level-1-given-desc"):
+        APIBank(judge="execution", root=str(tmp_path)).tasks()
+    (tmp_path / "rows.json").write_text('[{"split": "level-3", "file": "a", "turns": [{"role": "User"}]}]')
+    with pytest.raises(ValueError, match=r"rows\.json, row 1: it needs split, file and turns"):
+        APIBank(judge="execution", root=str(tmp_path), data=str(tmp_path / "rows.json")).tasks()
     assert envs.find("apibank") is APIBank

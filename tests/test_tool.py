@@ -85,6 +85,22 @@ def test_a_reply_without_readable_calls_earns_the_least(text):
     assert [tool.score(text, reply(WEATHER))[name] for name in ("name", "parameter", "value")] == [-0.5, -1.0, -1.5]
 
 
+@pytest.mark.parametrize("after", ["\n</think>", "\n<think> b </think>\n<response> c </response>",
+                                   "\n<think> b </think>\n" + reply(TIMER, think="")])
+def test_the_first_block_after_the_thoughts_counts_whatever_follows(after):
+    assert tool.score(reply(WEATHER) + after, reply(WEATHER))["all_exact"]
+    quoting = ("weather", {"city": "</think> <response>", "days": 3})
+    assert tool.score(reply(quoting) + after, reply(quoting))["all_exact"]
+
+
+def test_what_is_nested_too_deeply_is_no_error_and_not_the_same():
+    for depth in range(900, 1100, 3):
+        call = {"name": "f", "parameters": {"a": json.loads("[" * 300 + "]" * 300)}}
+        for _ in range(depth - 300):
+            call["parameters"]["a"] = [call["parameters"]["a"]]
+        assert not tool.same(call, {"name": "f", "parameters": {}})
+
+
 @pytest.mark.parametrize("text, reference, formatted", [
     (reply(WEATHER), reply(TIMER), 1), (reply(WEATHER, think="<think>a</think>   \n\n"), reply(WEATHER), 1),
     (reply(WEATHER, think="<think>a</think>"), reply(WEATHER), 1), (reply(WEATHER) + "\n", reply(WEATHER), 1),
