@@ -21,12 +21,12 @@ _SYSTEM = """You solve the user's tasks with tools.
 {tools}
 
 **Output Format**
-<think> Your thoughts </think>
+<think> I should use Tool name. </think>
 <tool_call>
 {{"name": "Tool name", "parameters": {{"Parameter name": "Parameter content"}}}}
 </tool_call>
 One line in <tool_call> for each call. Where no tool helps:
-<think> Your thoughts </think>
+<think> No tool is needed. </think>
 <response> Your answer </response>"""
 
 
