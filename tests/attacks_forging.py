@@ -1,5 +1,13 @@
 """Programs that try to pass without solving anything, for test_attacks.py: equality, endings, forged messages, tampering."""
 
+_SENT = """
+        def f(x):
+            for fd in range(3, 16):
+                try: os.write(fd, len(data).to_bytes(8, "big") + data)
+                except OSError: pass
+            return 0
+        """
+
 EQUALITY = {
     "equals everything": """
         class Yes:
@@ -152,28 +160,13 @@ FORGERY = {
         class Call:
             def __reduce__(self): return os._exit, (0,)
         data = pickle.dumps(("value", (Call(), None)))
-        def f(x):
-            for fd in range(3, 16):
-                try: os.write(fd, len(data).to_bytes(8, "big") + data)
-                except OSError: pass
-            return 0
-        """,
+        """ + _SENT,
     "a pickle that reaches for the sandbox": """
         data = b"crewards.inside\\nStop\\n(S'passed'\\ntR."
-        def f(x):
-            for fd in range(3, 16):
-                try: os.write(fd, len(data).to_bytes(8, "big") + data)
-                except OSError: pass
-            return 0
-        """,
+        """ + _SENT,
     "a pickle that changes what it is decoded with": """
         data = b"\\x80\\x04crewards.wire\\nmake\\n}(\\x8c\\x08__eq__\\x88u\\x86b."
-        def f(x):
-            for fd in range(3, 16):
-                try: os.write(fd, len(data).to_bytes(8, "big") + data)
-                except OSError: pass
-            return 0
-        """,
+        """ + _SENT,
     "a set of tuples in tuples": """
         data = memoryview(b"\\x80\\x04\\x8c\\x05value\\x8f()" + b"\\x85" * 10**6 + b"\\x90N\\x86\\x86.")
         def f(x):
