@@ -98,6 +98,7 @@ def nproc_holds() -> bool:
                 os._exit(0)
         except OSError:
             os._exit(0)
+        os.wait()  # or it stays with the template, as a zombie
         os._exit(1)
     return os.waitpid(pid, 0)[1] == 0
 
