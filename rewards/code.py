@@ -124,6 +124,7 @@ def last_block(reply: str) -> str | None:
     return (_blocks(reply) or [None])[-1]
 
 
+@functools.lru_cache(maxsize=4096)
 def similarity(first: str, second: str) -> float:
     """Ratio in [0, 1] of matching tokens of two `trees.shape` strings, as difflib finds them."""
     return difflib.SequenceMatcher(None, first, second, autojunk=False).ratio()
@@ -141,11 +142,11 @@ def _judge(reply: str, row: dict, runner: Callable) -> dict:
         return _result("syntax_error", format=formatted)
     ran = runner(header, code, test, entry_point)
     if ran.error is not None:
-        return _failure(ran.error)
+        return _result(None, error=ran.error)
     result = _result(ran.status, format=formatted and (ran.shape is None or ran.defines), cpu_seconds=ran.cpu_seconds)
     reference = _reference_shape(row.get("completion") or "")
     if ran.shape is not None and reference is not None:
-        result["ast"] = _similarity(ran.shape, reference)
+        result["ast"] = similarity(ran.shape, reference)
     return result
 
 
@@ -169,7 +170,7 @@ def _add_times(scores: list[dict], replies: Sequence[str], rows: Sequence[dict],
     known |= timings.keep({key: _mean(four) for key, four in done.items() if key not in errors})
     for i, key in references.items():
         if key in errors:
-            scores[i] = _failure(f"the reference could not be timed: {errors[key]}")
+            scores[i] = _result(None, error=f"the reference could not be timed: {errors[key]}")
         elif known[key] > 0:
             scores[i]["efficiency"] = min(max(1 - scores[i]["cpu_seconds"] / known[key], 0.0), 1.0)
 
@@ -193,17 +194,13 @@ def _guard(function, *args) -> object:
         return function(*args)
     except Exception as problem:
         log.debug("a sample could not be scored", exc_info=True)  # the caller counts and reports errors
-        return _failure(f"{type(problem).__name__}: {problem}")
+        return _result(None, error=f"{type(problem).__name__}: {problem}")
 
 
 def _result(status: str | None, *, format: bool = False, cpu_seconds: float | None = None,
             error: str | None = None) -> dict:
     values = (format, *_REACHED.get(status, (0, 0, 0, 0)), 0, 0)
     return dict(zip(NAMES, map(float, values))) | {"status": status, "cpu_seconds": cpu_seconds, "error": error}
-
-
-def _failure(error: str) -> dict:
-    return _result(None, error=error)
 
 
 def cores() -> int:
@@ -245,9 +242,6 @@ def _reference_shape(completion: str) -> str | None:
         return None
 
 
-_similarity = functools.lru_cache(maxsize=4096)(similarity)
-
-
 # ---------------------------------------------------------------- timings that stay
 
 
@@ -283,14 +277,11 @@ class _Timings:
                 self._memory.update(database.execute("SELECT key, seconds FROM timings WHERE key = ?", (key,)))
 
 
-@functools.cache
-def _timings_at(path: Path) -> _Timings:
-    return _Timings(path)
+_timings_at = functools.cache(_Timings)         # by path
 
 
 def _timings_path() -> Path:
-    folder = os.environ.get("CORRGRPO_CACHE")
-    return (Path(folder) if folder else Path.home() / ".cache" / "corrgrpo") / "timings.sqlite"
+    return Path(os.environ.get("CORRGRPO_CACHE") or Path.home() / ".cache" / "corrgrpo") / "timings.sqlite"
 
 
 def _key(kind: str, row: dict, code: str, *limits: object) -> str:

@@ -30,7 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rewards import wire
-from rewards.inside import GRACE, HARD_FACTOR, STARTUP_SECONDS
+from rewards.inside import STARTUP_SECONDS
+from rewards.proxy import GRACE, HARD_FACTOR
 
 LAYERS = ("interpreter", "limits", "namespaces", "candidate_namespace", "no_new_privs", "landlock", "seccomp")
 
