@@ -22,7 +22,7 @@ setup: .venv/.ready
 	touch $@
 
 train: setup
-	$(BIN)/python train.py --config config.toml $(ARGS)
+	$(BIN)/python train.py $(ARGS)
 
 # vLLM for sampler.engine=vllm, the release that sampler_vllm.py is written for: the CUDA build where there is an NVIDIA GPU, else
 # the CPU build, which needs the CPU build of torch. That brings a torchvision that does not import beside this torch and takes

@@ -19,10 +19,10 @@ from rollout import Rollout
 class RunFolder:
     """runs/NAME. On resume, what lies after the checkpoint's step is dropped, since it will happen again."""
 
-    def __init__(self, folder: Path, config: dict, smoothing: float, step: int = 0):
+    def __init__(self, folder: Path, config: dict, step: int = 0):
         from torch.utils.tensorboard import SummaryWriter
 
-        self.folder, self.smoothing = folder, smoothing
+        self.folder = folder
         for part in [*folder.glob("*.part*"), *folder.glob("checkpoints/*.part*")]:    # what a kill cut off
             shutil.rmtree(part) if part.is_dir() else part.unlink()
         (folder / "rollouts").mkdir(parents=True, exist_ok=True)
@@ -58,10 +58,6 @@ class RunFolder:
             "rewards": r.score.rewards if r.score else None, "metrics": r.score.metrics if r.score else None,
             "error": r.error}, default=str) + "\n" for r in rollouts))
 
-    def plot(self, reward_names: list[str]) -> None:
-        plot_dynamics(read_jsonl(self.folder / "metrics.jsonl"), reward_names, self.smoothing,
-                      self.folder / "plots" / "dynamics.png")
-
 
 def read_jsonl(file: Path) -> list[dict]:
     """The rows of a jsonl file, [] if there is none; a last line cut off by a kill is dropped."""
@@ -90,14 +86,13 @@ def smooth(values: Iterable[float], weight: float) -> list[float]:
     return out
 
 
-def plot_dynamics(rows: list[dict], reward_names: list[str], smoothing: float, file: Path) -> None:
-    """Six panels: total reward, components, advantage, denominators and response length over steps, and the correlations.
-    Thin lines are the values, thick ones their running mean (`smooth`)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+def plot_dynamics(folder: Path, reward_names: tuple[str, ...], smoothing: float) -> None:
+    """plots/dynamics.png of a run folder. Six panels: total reward, components, advantage, denominators and response length
+    over steps, and the correlations. Thin lines are the values, thick ones their running mean (`smooth`)."""
     from matplotlib.figure import Figure
 
+    rows, file = read_jsonl(folder / "metrics.jsonl"), folder / "plots" / "dynamics.png"
     figure = Figure(figsize=(15, 8), layout="constrained")
-    FigureCanvasAgg(figure)
     panels = figure.subplots(2, 3).flat
 
     def curves(title: str, keys: dict[str, str]) -> None:

@@ -7,14 +7,14 @@ from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 
+import tomli_w
 import torch
 
 import config
 import envs
 import policy
+from logs import replace
 from sampler import choose
-
-ENV_KEYS = ("name", "split", "reward_weights", "max_errors")      # of [env]; the rest are the environment's arguments
 
 
 def settings(args: argparse.Namespace) -> SimpleNamespace:
@@ -35,7 +35,7 @@ def settings(args: argparse.Namespace) -> SimpleNamespace:
 def prepare(cfg: SimpleNamespace, resume: bool) -> SimpleNamespace:
     """Everything that can be wrong with the input is found here, before a model is loaded. Raises ValueError or OSError."""
     env_class = envs.find(cfg.env.name)
-    env = env_class(**config.environment_arguments(cfg, env_class, ENV_KEYS))
+    env = env_class(**config.environment_arguments(cfg, env_class))
     for name, weight in cfg.env.reward_weights.items():
         if name not in env.reward_names:
             raise ValueError(f"env.reward_weights names {name!r}; {cfg.env.name} has {', '.join(env.reward_names)}")
@@ -62,7 +62,8 @@ def prepare(cfg: SimpleNamespace, resume: bool) -> SimpleNamespace:
     folder = Path(cfg.log.dir) / cfg.log.name
     if resume and not folder.is_dir():
         raise ValueError(f"--resume: there is no run folder {folder}")
-    if not resume and folder.exists() and (not folder.is_dir() or any(p.name != "lock" for p in folder.iterdir())):
+    begun = folder.exists() and (not folder.is_dir() or {p.name for p in folder.iterdir()} - {"lock", "config.toml"})
+    if begun and not resume:
         raise ValueError(f"the run folder {folder} is not empty: choose another log.name, or go on with --resume")
     folder.mkdir(parents=True, exist_ok=True)
     lock = open(folder / "lock", "w")                   # noqa: SIM115 (held until this process ends, however it ends)
@@ -70,6 +71,8 @@ def prepare(cfg: SimpleNamespace, resume: bool) -> SimpleNamespace:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ValueError(f"another process is writing to the run folder {folder}") from None
+    if not begun:
+        replace(folder / "config.toml", tomli_w.dumps(config.tables(cfg)))      # so early for a --resume after an early kill
     return SimpleNamespace(cfg=cfg, env=env, weights=weights, tasks=tasks, eval_tasks=eval_tasks, folder=folder, lock=lock,
                            checkpoint=next(reversed(checkpoints(folder)), None))    # None: killed before the first, so anew
 

@@ -40,7 +40,7 @@ import config
 import corrgrpo
 import policy
 import prepare
-from logs import RunFolder, comparison, line, read_jsonl, replace
+from logs import RunFolder, comparison, line, plot_dynamics, read_jsonl, replace
 from rewards.code import cores
 from rollout import Rollout, closing, collect, encode, opens_thinking, score
 from sampler import SamplerError, bf16_pays, make, stream, sync
@@ -104,11 +104,11 @@ def train(run: SimpleNamespace) -> None:
     if run.checkpoint:
         saved = torch.load(run.checkpoint / "trainer.pt", map_location=device)
         optimizer.load_state_dict(saved.pop("optimizer"))
+        optimizer.param_groups[0].update(betas=(cfg.train.beta1, cfg.train.beta2), weight_decay=cfg.train.weight_decay)
         state = saved
-    logs = RunFolder(run.folder, config.tables(cfg), cfg.log.smoothing, state["step"])
-    size = sum(p.numel() for p in model.parameters()) / 1e6
-    print(f"{cfg.model.name}: {size:.0f}M parameters on {device}, forward in {cfg.model.dtype}, sampling in "
-          f"{cfg.sampler.dtype}; {len(tasks)} tasks to train on, {len(eval_tasks)} held out; "
+    logs = RunFolder(run.folder, config.tables(cfg), state["step"])
+    print(f"{cfg.model.name}: {model.num_parameters() / 1e6:.0f}M parameters on {device}, forward in {cfg.model.dtype}, "
+          f"sampling in {cfg.sampler.dtype}; {len(tasks)} tasks to train on, {len(eval_tasks)} held out; "
           f"{cfg.train.prompts_per_step} x {cfg.train.group_size} rollouts a step, advantage {cfg.algo.advantage}; "
           f"{'resuming after step ' + str(state['step']) + ' in' if run.checkpoint else 'writing to'} {run.folder}", flush=True)
     if notes := getattr(env, "notes", None):
@@ -122,8 +122,9 @@ def train(run: SimpleNamespace) -> None:
     if cfg.algo.kl > 0:
         start = str(warm) if warm.exists() else cfg.model.name
         reference = policy.cast(policy.load(start)[0], getattr(torch, cfg.model.dtype)).to(device)
-    if eval_tasks and not read_jsonl(run.folder / "eval.jsonl"):
-        evaluate(run, sampler, tokenizer, eval_tasks, logs, 0)
+    step, evaluated = state["step"], [row["step"] for row in read_jsonl(run.folder / "eval.jsonl")]
+    if eval_tasks and (not evaluated or (step not in evaluated and due(step, cfg.eval.every, cfg.train.steps))):
+        evaluate(run, sampler, tokenizer, eval_tasks, logs, step)       # the start, or where a kill came between
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
     bar = tqdm(total=cfg.train.steps, initial=state["step"], desc="steps", unit="step", disable=None, dynamic_ncols=True)
@@ -149,9 +150,8 @@ def train(run: SimpleNamespace) -> None:
         metrics = advantages(rollouts, run.weights, cfg)
 
         # update
-        for group in optimizer.param_groups:
-            group["lr"] = (cfg.train.learning_rate * min(1.0, step / max(cfg.train.warmup_steps, 1))
-                           * (1 - cfg.train.learning_rate_decay * (step - 1) / cfg.train.steps))
+        optimizer.param_groups[0]["lr"] = lr = (cfg.train.learning_rate * min(1.0, step / max(cfg.train.warmup_steps, 1))
+                                                * (1 - cfg.train.learning_rate_decay * (step - 1) / cfg.train.steps))
         metrics |= update(model, reference, optimizer, rollouts, state, cfg)
         seconds["time/update"] = lap()
 
@@ -162,27 +162,29 @@ def train(run: SimpleNamespace) -> None:
         # log
         state |= {"step": step, "cursor": state["cursor"] + len(chosen)}
         tokens = sum(sum(r.trained) for r in rollouts)
-        metrics |= {"lr": optimizer.param_groups[0]["lr"], **seconds, "memory/peak_gb": peak_gb(device),
-                    "tokens_per_second": tokens / seconds["time/sample"]}
+        metrics |= {"lr": lr, "memory/peak_gb": peak_gb(device), "tokens_per_second": tokens / seconds["time/sample"]} | seconds
         logs.metrics({"step": step} | metrics)
         if cfg.log.rollouts:
             logs.rollouts(step, rollouts)
         tqdm.write(line(step, cfg.train.steps, metrics))
         bar.update()
 
-        # evaluate, save
-        last = step == cfg.train.steps
-        if eval_tasks and (last or (cfg.eval.every and step % cfg.eval.every == 0)):
-            evaluate(run, sampler, tokenizer, eval_tasks, logs, step)
-        if last or (cfg.train.save_every and step % cfg.train.save_every == 0):
-            logs.plot(env.reward_names)     # before the checkpoint: a kill in between draws it again
+        # save, evaluate: in this order, since an evaluation can be had again on resume
+        if due(step, cfg.train.save_every, cfg.train.steps):
+            plot_dynamics(run.folder, env.reward_names, cfg.log.smoothing)      # a kill before the checkpoint draws it again
             save_checkpoint(run.folder, model, tokenizer, optimizer, state, cfg.train.keep_checkpoints)
+        if eval_tasks and due(step, cfg.eval.every, cfg.train.steps):
+            evaluate(run, sampler, tokenizer, eval_tasks, logs, step)
     bar.close()
     policy.save(model, tokenizer, run.folder / "model")
     print(f"the trained model: {run.folder / 'model'}\nthe curves: {run.folder / 'plots' / 'dynamics.png'}, "
           f"{run.folder / 'metrics.jsonl'}, tensorboard --logdir {run.folder}")
-    if eval_tasks and read_jsonl(run.folder / "eval.jsonl"):
+    if eval_tasks:
         print(comparison(read_jsonl(run.folder / "eval.jsonl"), env.reward_names))
+
+
+def due(step: int, every: int, steps: int) -> bool:
+    return step == steps or (every > 0 and step % every == 0)
 
 
 def warm_start(run: SimpleNamespace, model, tokenizer, optimizer, tasks: list[tuple], logs: RunFolder) -> None:
@@ -214,15 +216,14 @@ def warm_start(run: SimpleNamespace, model, tokenizer, optimizer, tasks: list[tu
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.train.max_grad_norm or float("inf")).item()
         if not math.isfinite(norm):
             raise RunError(f"warm start, step {step}: the gradient norm is {norm}. Lower train.warm_start_learning_rate")
-        for group in optimizer.param_groups:
-            group["lr"] = lr
+        optimizer.param_groups[0]["lr"] = lr
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         row = {"step": step, "loss": loss, "grad_norm": norm, "lr": lr, "tokens": tokens, "time": time.perf_counter() - begun}
         logs.metrics(row, "warm_start.jsonl")
         if step == steps or step % 10 == 0:
             tqdm.write(f"warm start {step}/{steps} | loss {loss:.3f} nats a token | grad {norm:.2f} | {row['time']:.1f} s")
-        if step == steps or (cfg.train.save_every and step % cfg.train.save_every == 0):
+        if due(step, cfg.train.save_every, steps):
             trainer = {"step": step} | ({} if step == steps else {"optimizer": optimizer.state_dict()})
             policy.save(model, tokenizer, folder, trainer)
     model.eval()

@@ -359,6 +359,35 @@ def test_killed_at_any_moment_and_resumed_yields_the_same_numbers(finished, tiny
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters()))
 
 
+def test_stopped_in_an_evaluation_it_has_the_step_and_evaluates_on_resume(finished, tiny_folder, tmp_path, monkeypatch):
+    evaluate = train.evaluate
+
+    def stopped(*args):
+        if args[-1]:
+            raise KeyboardInterrupt
+        evaluate(*args)
+
+    run, command = tmp_path / "stopped", arguments(tmp_path, tiny_folder, "log.name=stopped")
+    with monkeypatch.context() as patched:
+        patched.setattr(train, "evaluate", stopped)
+        assert train.main(command) == 130
+    with monkeypatch.context() as patched:                      # no step is taken again
+        patched.setattr(train, "update", lambda *args: pytest.fail("a step was taken again"))
+        assert train.main([*command, "--resume"]) == 0
+    assert (run / "eval.jsonl").read_text() == (finished / "eval.jsonl").read_text()
+    assert metrics_of(run) == metrics_of(finished) and (run / "model").is_dir()
+
+
+def test_a_run_stopped_before_its_first_step_can_be_resumed_or_begun_anew(tiny_folder, tmp_path, monkeypatch):
+    command = arguments(tmp_path, tiny_folder, "log.name=early", "eval.split=", "train.steps=1")
+    for _ in range(2):
+        with monkeypatch.context() as patched:
+            patched.setattr(train.policy, "load", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+            assert train.main(command) == 130
+    assert train.main(["--resume", f"log.dir={tmp_path}", "log.name=early"]) == 0           # as configured, to the last key
+    assert len(metrics_of(tmp_path / "early")) == 1 and train.main(command) == 2
+
+
 def test_a_warm_start_learns_the_references_and_resumes_bit_for_bit(tiny_folder, tmp_path):
     """Killed in the middle of the supervised steps, then again when they are over: the numbers of an unbroken run."""
     more = ["train.warm_start_steps=6", "train.warm_start_rows=3", "train.warm_start_learning_rate=3e-2", "algo.kl=0.1",
@@ -394,7 +423,10 @@ def test_a_finished_run_can_be_made_longer(finished, tiny_folder, tmp_path):
     import shutil
 
     shutil.copytree(finished, tmp_path / "longer")
-    assert train.main(["--resume", f"log.dir={tmp_path}", "log.name=longer", "train.steps=5"]) == 0   # the rest is its own
+    assert train.main(["--resume", f"log.dir={tmp_path}", "log.name=longer", "train.steps=5", "train.weight_decay=0.1",
+                       "train.beta1=0.8"]) == 0                                             # the rest is its own
+    group, = torch.load(tmp_path / "longer" / "checkpoints" / "step-000005" / "trainer.pt")["optimizer"]["param_groups"]
+    assert group["weight_decay"] == 0.1 and group["betas"][0] == 0.8
     assert metrics_of(tmp_path / "longer")[:4] == metrics_of(finished)
     assert len(metrics_of(tmp_path / "longer")) == 5
     assert [f.name for f in (tmp_path / "longer" / "checkpoints").iterdir()] == ["step-000005"]
