@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 DEFAULTS = Path(__file__).with_name("config.toml")
+ENV_KEYS = ("name", "split", "reward_weights", "max_errors")      # of [env]; the rest are the environment's arguments
 
 # Allowed values: a tuple of choices, or (lowest, highest) in a list, None for no bound.
 ALLOWED: dict[str, tuple | list] = {
@@ -85,7 +86,7 @@ def read(file: str | Path | None = None, preset: str | None = None, overrides: l
     """The configuration as a namespace of namespaces (cfg.train.steps). overrides: ["section.key=value", ...].
 
     [env] also takes the keyword arguments of the environment's class; see `environment_arguments`. `cfg.user_keys` is the
-    set of "section.key" that the preset, the file or the command line changed.
+    set of "section.key" that the preset, the file or the command line gave.
     """
     config = _parse(DEFAULTS)
     presets = config.pop("preset", {})
@@ -109,9 +110,11 @@ def read(file: str | Path | None = None, preset: str | None = None, overrides: l
             if section not in defaults:
                 raise ConfigError(f"{source}: unknown section [{section}]{_nearest(section, defaults)}; sections are "
                                   f"{', '.join(defaults)}")
+            # A file for the default environment may list its defaults: they are not meant for one that is named later.
+            ours = source == str(file) and table.get("name") == defaults["env"]["name"]
             for key, value in table.items():
                 config[section][key] = _check(source, section, key, value, defaults)
-                if value != defaults[section].get(key):
+                if not (ours and value == defaults[section].get(key)):
                     user_keys.add(f"{section}.{key}")
     return SimpleNamespace(**{s: SimpleNamespace(**table) for s, table in config.items()}, user_keys=user_keys)
 
@@ -121,22 +124,23 @@ def tables(cfg: SimpleNamespace) -> dict[str, dict[str, Any]]:
     return {section: vars(table) for section, table in vars(cfg).items() if section != "user_keys"}
 
 
-def environment_arguments(cfg: SimpleNamespace, cls: type, own_keys: tuple[str, ...]) -> dict[str, Any]:
-    """The keys of [env] that go to the environment's class, checked against its signature. own_keys are train.py's.
+def environment_arguments(cfg: SimpleNamespace, cls: type) -> dict[str, Any]:
+    """The keys of [env] that go to the environment's class, checked against its signature.
 
-    A default meant for another environment is left out; a key that the user gave and the class does not take is an error.
+    A default meant for another environment is left out; a key that the user gave and the class does not take is an error,
+    but for such a default in a copy of config.toml.
     """
-    parameters, default_name = inspect.signature(cls).parameters, _parse(DEFAULTS)["env"]["name"]
+    parameters, defaults = inspect.signature(cls).parameters, _parse(DEFAULTS)["env"]
     anything = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
     arguments = {}
     for key, value in list(vars(cfg.env).items()):
-        if key in own_keys:
+        if key in ENV_KEYS:
             continue
-        ours = f"env.{key}" in cfg.user_keys or vars(cfg.env)["name"] == default_name   # another class has its own defaults
-        if (key in parameters and ours) or (anything and f"env.{key}" in cfg.user_keys):
+        given = f"env.{key}" in cfg.user_keys
+        if (key in parameters and (given or cfg.env.name == defaults["name"])) or (anything and given):
             arguments[key] = _typed("env", key, value, _example(parameters[key])) if key in parameters else value
-        elif f"env.{key}" in cfg.user_keys:
-            known = [*own_keys, *parameters]
+        elif given and value != defaults.get(key):
+            known = [*ENV_KEYS, *parameters]
             raise ConfigError(f"unknown key env.{key}: {cls.__name__} takes no such argument{_nearest(key, known)}; "
                               f"[env] takes {', '.join(known)}")
         else:

@@ -92,8 +92,7 @@ def test_lists_come_from_toml_and_the_command_line(tmp_path):
     file = tmp_path / "my.toml"
     file.write_text('[env]\nname = "agentdojo"\nsuites = ["banking"]\nattacks = ["tool_knowledge"]')
     cfg = config.read(file, None, ['env.exclude=["banking:user_task_5"]', "env.malformed=error reply"])
-    env = find("agentdojo")(**config.environment_arguments(cfg, find("agentdojo"), ("name", "split", "reward_weights",
-                                                                                  "max_errors")))
+    env = find("agentdojo")(**config.environment_arguments(cfg, find("agentdojo")))
     assert len(env.tasks("all")) == 15 * 10 and env.malformed == "error reply"
 
 
@@ -106,7 +105,7 @@ def test_the_papers_runs_are_presets(name, model, thinking):
     assert (cfg.train.prompts_per_step, cfg.train.group_size, cfg.train.learning_rate, cfg.algo.kl) == (16, 8, 1e-6, 0.001)
     assert (cfg.sampler.max_prompt_tokens, cfg.sampler.max_response_tokens) == (12288, 8192)
     assert cfg.train.steps == 7 * 1584 // 16
-    env = AgentDojo(**config.environment_arguments(cfg, AgentDojo, ("name", "split", "reward_weights", "max_errors")))
+    env = AgentDojo(**config.environment_arguments(cfg, AgentDojo))
     assert (env.max_turns, env.max_calls, env.max_tool_chars, env.malformed) == (8, 1, 2048, "zero")
 
 

@@ -4,7 +4,6 @@ import pytest
 
 import config
 import envs
-import prepare
 import train
 
 
@@ -99,16 +98,28 @@ def test_a_users_environment_needs_no_edit(tmp_path, monkeypatch):
         "    def __init__(self, level: int, hint: str = 'no'):\n        self.level, self.hint = level, hint\n")
     monkeypatch.syspath_prepend(tmp_path)
     sys.modules.pop("my_env", None)
-    own = prepare.ENV_KEYS
     cls = envs.find("my_env:MyEnv")
     cfg = config.read(None, None, ["env.name=my_env:MyEnv", "env.level=3"])
-    assert vars(cls(**config.environment_arguments(cfg, cls, own))) == {"level": 3, "hint": "no"}
+    assert vars(cls(**config.environment_arguments(cfg, cls))) == {"level": 3, "hint": "no"}
     with pytest.raises(config.ConfigError, match=r"needs env\.level"):
-        config.environment_arguments(config.read(None, None, []), cls, own)
+        config.environment_arguments(config.read(None, None, []), cls)
     with pytest.raises(config.ConfigError, match="did you mean 'level'"):
-        config.environment_arguments(config.read(None, None, ["env.level=1", "env.levle=2"]), cls, own)
+        config.environment_arguments(config.read(None, None, ["env.level=1", "env.levle=2"]), cls)
     with pytest.raises(config.ConfigError, match=r"env\.level must be an integer"):
-        config.environment_arguments(config.read(None, None, ["env.level='x'"]), cls, own)
+        config.environment_arguments(config.read(None, None, ["env.level='x'"]), cls)
+
+
+def test_what_is_given_counts_even_where_it_is_the_default_of_another_environment(tmp_path):
+    cls = envs.find("envs.mbpp:MBPP")                           # its own timeout is 10, LeetCode's 5
+
+    def arguments(file=None, *overrides):
+        return config.environment_arguments(config.read(file, None, list(overrides)), cls)
+
+    other = "env.name=envs.mbpp:MBPP"
+    assert arguments(None, other) == arguments(config.DEFAULTS, other) == {}
+    assert arguments(None, other, "env.timeout=5") == {"timeout": 5.0}
+    assert arguments(write(tmp_path, "[env]\nname = 'envs.mbpp:MBPP'\ntimeout = 5.0\nsandbox = 'auto'")) == {"timeout": 5.0}
+    assert arguments(write(tmp_path, "[env]\ntimeout = 5.0"), other) == {"timeout": 5.0}
 
 
 def test_every_preset_reads():
