@@ -26,7 +26,6 @@ import envs.rows
 import policy
 import report
 from logs import read_jsonl, replace
-from prepare import ENV_KEYS
 from rewards import code
 from rollout import Rollout, collect, encode, replay, score
 from sampler import SamplerError, bf16_pays, choose, make, stream
@@ -49,13 +48,19 @@ BENCHMARKS = {
     "agentdojo": ("agentdojo", {"max_calls": 1, "max_tool_chars": 2048}, "test", "AgentDojo, the published 411 cases"),
 }
 HUB = {"leetcode": "newfacade/LeetCodeDataset"}     # where none of its files is here
+SOURCES = {"mbpp": "mbpp of google-research/google-research", "rlla": "dataset/rlla_4k of qiancheng0/ToolRL",
+           "apibank": "benchmarks/API-Bank of qiancheng0/ToolRL"}
+# Keys of config.toml that mean something here; the length, temperature and number of replies are options of the command line.
+KEYS = ("model.device", "model.chat_template_kwargs", "sampler.engine", "sampler.dtype", "sampler.batch_size",
+        "sampler.max_response_tokens", "sampler.kv_cache_gb", "sampler.gpu_memory_utilization", "sampler.sleep", "train.seed",
+        "train.threads")
 
 
 def main(argv: list[str] | None = None) -> int:
     lines = "\n".join(f"  {name:15} {about}" for name, (_, _, _, about) in BENCHMARKS.items())
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"benchmarks (data sets are looked for under $CORRGRPO_DATA, then on the hub):\n{lines}")
+        epilog=f"benchmarks (data: under $CORRGRPO_DATA; leetcode, humaneval and livecodebench then on the hub):\n{lines}")
     parser.add_argument("--model", metavar="NAME", help="a folder in Hugging Face format, a name, or: references")
     parser.add_argument("--benchmarks", default="starter", metavar="A,B", help="which, separated by commas")
     parser.add_argument("--out", default="results", metavar="FOLDER", help="where the results go (default: results)")
@@ -95,6 +100,9 @@ def evaluate(args: argparse.Namespace) -> int:
         raise ValueError("--limit, --rounds and --temperature must not be negative")
     for override in args.overrides:
         section, _, rest = override.partition(".")
+        if section not in ("env", *BENCHMARKS) and (key := override.partition("=")[0].strip()) not in KEYS:
+            config.read(None, None, [override])         # a key that there is not has an error of its own
+            raise ValueError(f"{key} changes nothing here; eval.py takes {', '.join(KEYS)}, and options (--help)")
         if section == "env" or (section in BENCHMARKS and section not in names):
             raise ValueError(f"{override}: an argument of a benchmark in --benchmarks is NAME.key=value, as {names[0]}.{rest}")
     temperature = args.temperature if args.temperature is not None else 0.0 if args.samples == 1 else 1.0
@@ -103,8 +111,16 @@ def evaluate(args: argparse.Namespace) -> int:
     ours = [o for o in args.overrides if o.partition(".")[0] not in BENCHMARKS]
     cfg = config.read(None, None, ours)
     jobs = {name: benchmark(name, [o for o in args.overrides if o.startswith(f"{name}.")], args.limit) for name in names}
-    source = {"model": args.model, "samples": args.samples, "temperature": temperature, "max_new_tokens": args.max_new_tokens,
-              "seed": cfg.train.seed, "dtype": cfg.sampler.dtype, "engine": cfg.sampler.engine}
+    source = {"model": args.model, "weights": fingerprint(args.model), "samples": args.samples, "temperature": temperature,
+              "max_new_tokens": args.max_new_tokens, "max_response_tokens": cfg.sampler.max_response_tokens,
+              "chat_template_kwargs": cfg.model.chat_template_kwargs, "seed": cfg.train.seed, "dtype": cfg.sampler.dtype,
+              "engine": cfg.sampler.engine}
+    for file in Path(args.out).glob("*/settings.json") if not args.rescore else ():
+        stored = read_settings(file.parent)
+        for key in ("model", "weights"):
+            if stored.get(key) != source[key]:
+                raise ValueError(f"{file.parent} holds samples with {key} = {stored.get(key)!r}, not {source[key]!r}, and a "
+                                 "table's row is one model's: choose another --out")
     for name in names:
         same_source(Path(args.out) / name, source, jobs[name], args.rescore)
     writer = None
@@ -152,15 +168,26 @@ def benchmark(name: str, overrides: list[str], limit: int) -> SimpleNamespace:
     cfg = config.read(None, None, [f"env.name={env_name}", *given, *own])
     env_class = envs.find(env_name)
     try:
-        env = env_class(**config.environment_arguments(cfg, env_class, ENV_KEYS))
+        env = env_class(**config.environment_arguments(cfg, env_class))
         tasks = env.tasks(cfg.env.split if any(o.startswith("env.split=") for o in own) else split)
     except (ValueError, OSError, ImportError) as e:
-        hint = f". Name a file with {name}.data=FILE, or put the data under $CORRGRPO_DATA" if "file" in str(e) else ""
+        come = next((f" ({where} on GitHub)" for which, where in SOURCES.items() if name.startswith(which)), "")
+        hint = f". Name a file with {name}.data=FILE, or put the data{come} under $CORRGRPO_DATA" if "file" in str(e) else ""
         raise ValueError(f"{name}: {str(e).replace('env.', f'{name}.')}{hint}") from None
     tasks = tasks[: limit or None]
     limits = {"timeout": cfg.env.timeout, "memory_mb": cfg.env.memory_mb} if env_name == "leetcode" else {}
     return SimpleNamespace(name=name, env=env, tasks=tasks, ids={task.id for task in tasks}, limits=limits,
                            arguments=own)
+
+
+def fingerprint(model: str | None) -> str | None:
+    """Of a local folder's weights, since another training may have written to it; None for other names."""
+    files = sorted(file for kind in ("*.safetensors", "*.bin") for file in Path(model).glob(kind)) if model else []
+    digest = hashlib.sha256()
+    for file in files:
+        with open(file, "rb") as f:
+            digest.update(hashlib.file_digest(f, "sha256").digest())
+    return digest.hexdigest()[:16] if files else None
 
 
 def read_settings(folder: Path) -> dict:
@@ -205,16 +232,18 @@ def model_writer(args: argparse.Namespace, cfg: SimpleNamespace, temperature: fl
     sampler, engine = make(cfg, model.to(device), tokenizer, source)
     sampler.sync(model)
     context = sampler.context
-    print(f"{args.model}: {sum(p.numel() for p in model.parameters()) / 1e6:.0f}M parameters on {device}, sampling in "
+    print(f"{args.model}: {model.num_parameters() / 1e6:.0f}M parameters on {device}, sampling in "
           f"{cfg.sampler.dtype} with {engine}", flush=True)
+    if given := tokenizer.init_kwargs.get("chat_template_kwargs"):
+        print(f"the chat template is given {given}", flush=True)
 
     def write(env, tasks: list[tuple[int, envs.Task]], n: int) -> list[Rollout]:
         encoded = [(task, encode(tokenizer, task)) for _, task in tasks]
         room = context - max(len(prompt) for _, prompt in encoded)
-        if room < 1:        # the longest prompt does not fit: an empty reply, judged as it stands
-            if len(tasks) == 1:
-                return [replay(env, tasks[0][1], 0, [""]) for _ in range(n)]
+        if room < args.max_new_tokens and len(tasks) > 1:       # a long prompt shortens nobody else's reply
             return [r for pair in tasks for r in write(env, [pair], n)]
+        if room < 1:                                            # it does not fit: an empty reply, judged as it stands
+            return [replay(env, tasks[0][1], 0, [""]) for _ in range(n)]
         return collect(env, sampler, tokenizer, encoded, n, seeds=[stream(cfg.train.seed, i) for i, _ in tasks],
                        max_new_tokens=min(args.max_new_tokens, room), temperature=temperature, max_tokens=context,
                        max_response_tokens=cfg.sampler.max_response_tokens)

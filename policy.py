@@ -76,10 +76,12 @@ def source(name: str) -> str:
 
 def load(name: str, chat_template_kwargs: dict | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model with float32 master weights and without dropout, in eval mode; and its tokenizer, whose chat template is
-    given the keyword arguments wherever it is applied."""
+    given the keyword arguments wherever it is applied. They are saved with it: a model that was trained with some has them."""
     path = source(name)
     tokenizer = AutoTokenizer.from_pretrained(path)
+    chat_template_kwargs = chat_template_kwargs or tokenizer.init_kwargs.get("chat_template_kwargs")
     if chat_template_kwargs:
+        tokenizer.init_kwargs["chat_template_kwargs"] = chat_template_kwargs
         tokenizer.apply_chat_template = functools.partial(tokenizer.apply_chat_template, **chat_template_kwargs)
     config = AutoConfig.from_pretrained(path)
     for key, value in vars(config.get_text_config()).items():

@@ -42,7 +42,8 @@ def summarize(env, samples: list[dict], seed: int = 0) -> dict[str, Any]:
     """{"measures": {name: {value, low, high, n}}, "tasks", "samples", "errors", "per_task"}; values in percent where all lie in
     [0, 1]. low and high bound the 95 % interval: Wilson's where every task counts 0 or 1, else a bootstrap over tasks."""
     values = per_task(env, samples)
-    out = {name: interval(list(tasks.values()), seed) for name, tasks in values.items()}
+    plain = getattr(env, "plain", ())                   # means that are no shares, whatever their values
+    out = {name: interval(list(tasks.values()), seed, name not in plain) for name, tasks in values.items()}
     for name, parts in getattr(env, "averages", {}).items():
         if found := [out[part]["value"] for part in parts if part in out]:
             out[name] = {"value": sum(found) / len(found), "n": len(found)}
@@ -59,11 +60,12 @@ def summarize(env, samples: list[dict], seed: int = 0) -> dict[str, Any]:
             "errors": sum(s["error"] is not None for s in samples), "per_task": values}
 
 
-def interval(values: list[float], seed: int = 0) -> dict[str, float]:
-    scale = 100.0 if all(0 <= v <= 1 for v in values) else 1.0
+def interval(values: list[float], seed: int = 0, share: bool = True) -> dict[str, float]:
+    share = share and all(0 <= v <= 1 for v in values)
+    scale = 100.0 if share else 1.0
     n, mean = len(values), sum(values) / len(values)
     counted = {"n": n, "scale": scale}
-    if set(values) <= {0.0, 1.0}:
+    if share and set(values) <= {0.0, 1.0}:
         counted["k"] = round(sum(values))
         low, high = stats.binomtest(round(sum(values)), n).proportion_ci(0.95, "wilson")
     elif len(set(values)) == 1:
@@ -81,7 +83,8 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 def paired(first: dict[str, float], second: dict[str, float], seed: int = 0) -> dict[str, Any]:
     """second - first over the tasks that both have: difference, p and the test: McNemar's exact where every task counts 0 or 1,
-    else a paired bootstrap (twice the smaller share of resampled means on one side of 0)."""
+    else a paired bootstrap (twice the smaller share of resampled means on one side of 0); under 20 tasks, where that finds
+    differences that are none, Fisher's permutation test, which turns the signs."""
     tasks = sorted(first.keys() & second.keys())
     difference = np.array([second[t] - first[t] for t in tasks])
     out = {"n": len(tasks), "difference": float(difference.mean()) if tasks else math.nan}
@@ -89,6 +92,10 @@ def paired(first: dict[str, float], second: dict[str, float], seed: int = 0) -> 
         better, worse = int((difference > 0).sum()), int((difference < 0).sum())
         p = stats.binomtest(better, better + worse).pvalue if better + worse else 1.0
         return out | {"p": float(p), "test": "McNemar"}
+    if len(tasks) < 20:
+        p = stats.permutation_test((difference,), np.mean, permutation_type="samples", n_resamples=5000,
+                                   rng=np.random.default_rng(seed)).pvalue
+        return out | {"p": float(p), "test": "permutation"}
     means = np.random.default_rng(seed).choice(difference, (4000, len(tasks))).mean(1)
     fewer = min((means <= 0).sum(), (means >= 0).sum())
     return out | {"p": float(min(1.0, 2 * (fewer + 1) / 4001)), "test": "paired bootstrap"}
@@ -140,7 +147,7 @@ def table(runs: dict[str, dict[str, dict]]) -> str:
         blocks.append("**Average Pass@1 over the code benchmarks**\n\n" + "\n".join(averages))
     if len(runs) > 1:
         blocks.append("Differences with a p are over the tasks that both answered; p from McNemar's exact test where a task "
-                      "counts 0 or 1, from a paired bootstrap elsewhere.")
+                      "counts 0 or 1, from a paired bootstrap elsewhere (a permutation test under 20 tasks).")
     return "\n\n".join(blocks) + "\n"
 
 
@@ -213,11 +220,9 @@ def curves(training: dict[str, list[dict]], file: Path, smoothing: float = 0.8) 
 
 
 def _figure():
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 5), layout="constrained")
-    FigureCanvasAgg(figure)
     return figure, figure.subplots()
 
 

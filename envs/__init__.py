@@ -13,6 +13,7 @@ and, if it likes,
     reference(task) -> str              a right reply: what a supervised warm start trains on (train.warm_start_steps), and
                                         what `eval.py --model references` answers
     measures(sample) -> dict            what eval.py averages, by name, of a record of samples.jsonl; None: does not count
+    plain, averages                     names of measures that are no shares; {name: measures that it is the mean of}
     transcript(episode) -> str          an episode for people, in a file with the suffix `transcript_suffix`
 
 Its constructor takes the keys of the config's [env] table as keyword arguments. Your own needs no edit here:

@@ -101,6 +101,7 @@ class Episode:
 class AgentDojo:
     reward_names = agent.NAMES
     reward_weights = tuple(agent.WEIGHTS[name] for name in agent.NAMES)
+    plain = ("turns",)                  # of `measures`: a mean that is no share
     transcript_suffix = ".html"
 
     def __init__(self, version: str = "v1.2.2", suites: Sequence[str] | None = None,

