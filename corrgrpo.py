@@ -306,6 +306,9 @@ def main() -> None:
     parser.add_argument("files", nargs="*", metavar="FILE.jsonl", help="logged rewards, such as runs/NAME/rollouts/*.jsonl")
     parser.add_argument("--weights", nargs="+", default=[], metavar="NAME=W", help="weights of the rewards; 1 if not given")
     args = parser.parse_args()
+    args.files += [text for text in args.weights if "=" not in text]        # written after the weights
+    if args.weights and not args.files:
+        parser.error("--weights are those of a FILE.jsonl's rewards, and there is none")
     if not args.files:
         rewards = torch.tensor([[0.4, 0.32, 3.6], [0.32, 0.4, -2.88], [-0.4, -0.32, 2.88], [-0.32, -0.4, -3.6]]).double()
         print("The paper's Figure 2: four rollouts, three rewards, the third with nine times the deviation of the others\n")
@@ -316,12 +319,11 @@ def main() -> None:
         return diagnose(rewards, 4, ("r1", "r2", "r3"))
     try:
         rewards, ids, names = read_rewards(args.files)
-        weights = dict.fromkeys(names, 1.0)
-        for name, _, value in (text.rpartition("=") for text in args.weights):
-            if name not in weights:
-                raise ValueError(f"--weights: no reward is named {name!r}; there are {', '.join(names)}")
-            weights[name] = float(value)
-        diagnose(rewards, ids, names, torch.tensor(list(weights.values()), dtype=torch.float64))
+        given = dict(text.rsplit("=", 1) for text in args.weights if "=" in text)
+        for name in given.keys() - names:
+            raise ValueError(f"--weights: no reward is named {name!r}; there are {', '.join(names)}")
+        weights = [float(given.get(name, 1.0)) for name in names]
+        diagnose(rewards, ids, names, torch.tensor(weights, dtype=torch.float64))
     except (OSError, ValueError, OverflowError) as e:
         parser.exit(2, f"{parser.prog}: {e}\n")
 

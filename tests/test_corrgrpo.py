@@ -399,6 +399,7 @@ def test_the_command_reads_the_logs_of_a_run(tmp_path, command):
     assert "11 rollouts in 3 groups of 3-4; 2 more lack a score" in out
     code, weighted, _ = command(first, second, "--weights", "a=100")
     assert code == 0 and "a has the largest part" in weighted and "b has the largest part" in out
+    assert command("--weights", "a=100", first, second)[1] == weighted and command("--weights", "a=100")[0] == 2
 
 
 def test_the_command_reads_flat_rows_and_standard_input(command):
