@@ -88,6 +88,7 @@ def train(run: SimpleNamespace) -> None:
     warm = run.folder / "warm_start"        # the model after the supervised steps so far: what RL starts from
     source = policy.source(str(run.checkpoint or (warm if warm.exists() else cfg.model.name)))
     model, tokenizer = policy.load(source, cfg.model.chat_template_kwargs)
+    cfg.model.chat_template_kwargs = tokenizer.init_kwargs.get("chat_template_kwargs", {})     # its own, if none were given
     model.to(device)
     if cfg.model.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
