@@ -184,7 +184,7 @@ def fingerprint(model: str | None) -> str | None:
     """Of a local folder's weights, since another training may have written to it; None for other names."""
     files = sorted(file for kind in ("*.safetensors", "*.bin") for file in Path(model).glob(kind)) if model else []
     digest = hashlib.sha256()
-    for file in files:
+    for file in tqdm(files, desc="fingerprint of the weights", unit="file", leave=False, disable=None):
         with open(file, "rb") as f:
             digest.update(hashlib.file_digest(f, "sha256").digest())
     return digest.hexdigest()[:16] if files else None
