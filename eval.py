@@ -116,13 +116,13 @@ def evaluate(args: argparse.Namespace) -> int:
               "chat_template_kwargs": cfg.model.chat_template_kwargs, "seed": cfg.train.seed, "dtype": cfg.sampler.dtype,
               "engine": cfg.sampler.engine}
     for file in Path(args.out).glob("*/settings.json") if not args.rescore else ():
-        stored = read_settings(file.parent)
-        for key in ("model", "weights"):
+        stored = read_settings(file.parent)     # replies of two kinds never share a file, those of two models no table's row
+        for key in source if file.parent.name in names else ("model", "weights"):
             if stored.get(key) != source[key]:
-                raise ValueError(f"{file.parent} holds samples with {key} = {stored.get(key)!r}, not {source[key]!r}, and a "
-                                 "table's row is one model's: choose another --out")
+                raise ValueError(f"{file.parent} holds samples with {key} = {stored.get(key)!r}, not {source[key]!r}: choose "
+                                 "another --out")
     for name in names:
-        same_source(Path(args.out) / name, source, jobs[name], args.rescore)
+        same_tasks(Path(args.out) / name, jobs[name], args.rescore)
     writer = None
     if args.model == "references":
         without = [name for name, job in jobs.items() if not hasattr(job.env, "reference")]
@@ -195,17 +195,13 @@ def read_settings(folder: Path) -> dict:
     return json.loads(file.read_text()) if file.is_file() else {}
 
 
-def same_source(folder: Path, source: dict, job: SimpleNamespace, rescore: bool) -> None:
-    """Replies of two kinds, or to two data sets, never share a file."""
+def same_tasks(folder: Path, job: SimpleNamespace, rescore: bool) -> None:
+    """Replies to two data sets, or judged in two ways, never share a file."""
     stored = read_settings(folder)
     if rescore:
         if not (folder / "samples.jsonl").is_file():
             raise ValueError(f"--rescore: there are no samples in {folder}")
         return
-    for key in source if stored else ():
-        if stored.get(key) != source[key]:
-            raise ValueError(f"{folder} holds samples with {key} = {stored.get(key)!r}, not {source[key]!r}: choose another "
-                             "--out")
     prompts = {task.id: task.messages for task in job.tasks}
     if any(prompts.get(s["id"], s["prompt"]) != s["prompt"] for s in read_jsonl(folder / "samples.jsonl")):
         raise ValueError(f"{folder} holds replies to other prompts than {job.name}'s now: choose another --out")
